@@ -1,0 +1,1 @@
+"""Load clients for the installed program; `python -m benchmarks --help`."""

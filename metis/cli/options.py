@@ -1,0 +1,64 @@
+"""What several commands share: option types, and one way to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+
+import click
+import trio
+from grpclib import GRPCError
+
+from metis.config import DEFAULT_SOCKET_PATH, parse_duration
+from metis.errors import InvalidRequest, MetisError, sole_error
+
+RPC_TIMEOUT = 10.0
+"""Seconds that a command waits for the daemon, as the original's client does."""
+
+
+class Duration(click.ParamType[float]):
+    """A duration in Go's syntax, given to the command as seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read "1m", "500ms" or "5h"; numbers pass as seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return parse_duration(str(value))
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
+
+
+socket_path_option = click.option(
+    "--socket-path",
+    default=DEFAULT_SOCKET_PATH,
+    show_default=True,
+    help="Unix socket of the daemon.",
+)
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Turn expected failures into one line on stderr and exit status 1."""
+    try:
+        yield
+    except Exception as error:
+        sole = sole_error(error)
+        if isinstance(sole, MetisError):
+            raise click.ClickException(str(sole)) from error
+        if isinstance(sole, GRPCError):
+            message = sole.message or "the call failed"
+            raise click.ClickException(f"{message} ({sole.status.name})") from error
+        if isinstance(sole, click.ClickException):
+            raise sole from None
+        raise
+
+
+def run_reported(main: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run a command's coroutine under Trio with `reported_errors`."""
+    with reported_errors():
+        trio.run(main)

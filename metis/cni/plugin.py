@@ -1,0 +1,202 @@
+"""One call of the plugin as a process: environment in, exit status out.
+
+Standard output gets the result or the error object and nothing else, whatever
+happens: every exception ends here, as the error object and a line in the log.
+
+VERSION is answered before anything heavy is imported; runtimes ask for it often.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from metis.cni.protocol import (
+    INTERNAL,
+    IO_FAILURE,
+    CNIError,
+    error_text,
+    version_text,
+)
+
+if TYPE_CHECKING:
+    from metis.cni.log import CallRecord
+    from metis.cni.verbs import OpenChannel
+
+PROGRAM = "metis"
+"""The plugin's name when its command line does not tell."""
+
+NAMELESS = ("", "-", "-c", "__main__.py")
+"""What stands in the place of a program's name when Python was given a module."""
+
+
+def main() -> int:
+    """Be the plugin for this process; returns its exit status, 0 or 1."""
+    _occupy_closed_descriptors()
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    try:
+        return run(
+            os.environ,
+            read=_read_stdin,
+            write=_write_stdout,
+            complain=_complain,
+            program=PROGRAM if name in NAMELESS else name,
+        )
+    except BaseException as error:
+        # Only what `run` imports before its own guard gets here, from a broken
+        # installation for instance; nothing has been written yet.
+        _written(_write_stdout, error_text(_internal(error), None))
+        return 1
+
+
+def run(
+    environ: Mapping[str, str],
+    *,
+    read: Callable[[], bytes],
+    write: Callable[[str], None],
+    complain: Callable[[str], None],
+    program: str = PROGRAM,
+    open_channel: OpenChannel | None = None,
+) -> int:
+    """Carry out one call.
+
+    Args:
+      environ: the environment, of which CNI_COMMAND is set.
+      read: reads standard input to its end; may raise OSError.
+      write: writes all of a text to standard output; may raise OSError.
+      complain: writes a line to standard error; never raises.
+      program: the name under which the plugin was started.
+      open_channel: reaches the daemon, instead of its Unix socket.
+
+    Returns:
+      0, or 1 after an error object was written.
+    """
+    if environ.get("CNI_COMMAND") == "VERSION":
+        # No log: nothing happens, and no configuration tells where it is.
+        return 0 if _written(write, version_text()) else 1
+
+    import time
+
+    from metis.cni.log import CallRecord, append
+
+    start = time.perf_counter()
+    call = CallRecord(
+        verb=environ.get("CNI_COMMAND", ""),
+        container=environ.get("CNI_CONTAINERID", ""),
+        interface=environ.get("CNI_IFNAME", ""),
+    )
+    failure: CNIError | None = None
+    try:
+        _perform(call, environ, read, write, program, open_channel)
+    except CNIError as error:
+        failure = error
+    except BaseException as error:
+        # The border of the process: whatever it is, the runtime gets an error
+        # object. An interrupt ends the call as well, only with an answer.
+        failure = _unexpected(call, error)
+    if failure is not None:
+        call.outcome = f"{failure.code}: {failure.message}"
+        _written(write, error_text(failure, call.version))
+    try:
+        append(
+            call.log_path,
+            call.line(at=time.time(), seconds=time.perf_counter() - start),
+        )
+    except BaseException as error:
+        # The runtime has its answer: nothing about a log may change it now.
+        complain(f"metis: the log {call.log_path!a} cannot be written: {error}")
+    return 0 if failure is None else 1
+
+
+def _perform(
+    call: CallRecord,
+    environ: Mapping[str, str],
+    read: Callable[[], bytes],
+    write: Callable[[str], None],
+    program: str,
+    open_channel: OpenChannel | None,
+) -> None:
+    """Check the call, carry it out, and note in its record what is known."""
+    from metis.cni import environment, spec
+
+    env = environment.read_environment(environ)
+    try:
+        stdin = read()
+    except OSError as error:
+        raise CNIError(IO_FAILURE, f"stdin cannot be read: {error}") from error
+    config = spec.decode_configuration(stdin)
+    call.log_path = spec.log_path(config)
+    call.version = spec.answer_version(config)
+    request = spec.read_request(env, config, program=program)
+    call.pod = "/".join(filter(None, (request.pod.namespace, request.pod.name)))
+
+    import trio
+
+    from metis.cni import verbs
+
+    call.addresses = trio.run(
+        verbs.perform, request, write, open_channel or verbs.open_daemon
+    )
+
+
+def _unexpected(call: CallRecord, error: BaseException) -> CNIError:
+    """The answer to an error that nobody foresaw; its traceback goes to the log."""
+    import traceback
+
+    call.traceback = "".join(traceback.format_exception(error))
+    return _internal(error, f"the traceback is in {call.log_path}")
+
+
+def _internal(error: BaseException, details: str = "") -> CNIError:
+    """An unforeseen error in one line."""
+    lines = str(error).splitlines()
+    message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return CNIError(INTERNAL, message, details)
+
+
+def _written(write: Callable[[str], None], text: str) -> bool:
+    """Write to standard output; False when nobody reads it any more."""
+    try:
+        write(text)
+    except OSError:
+        return False
+    return True
+
+
+def _read_stdin() -> bytes:
+    with open(0, "rb", closefd=False) as stdin:
+        return stdin.read()
+
+
+def _write_stdout(text: str) -> None:
+    _write(1, text)
+
+
+def _write(descriptor: int, text: str) -> None:
+    """Write all of a text without a buffer, which could fail again at exit."""
+    data = text.encode()
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _complain(line: str) -> None:
+    try:
+        _write(2, f"{line}\n")
+    except OSError:
+        return  # nobody listens, and there is nobody else to tell
+
+
+def _occupy_closed_descriptors() -> None:
+    """Keep files and sockets off the numbers 0, 1 and 2.
+
+    A runtime that closed one of them would otherwise have the result written
+    into whatever is opened next. What is put there reads as empty and cannot
+    be written to.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest free number

@@ -1,0 +1,232 @@
+"""Environment and stdin of a plugin call -> a frozen `Request`.
+
+Pure, and in three steps, because a runtime can see the order in which a plugin
+checks things, and because the log's place is known before the rest is right:
+
+    read_environment       variables         code 4, before stdin is read
+    decode_configuration   JSON, name        codes 6 and 7
+    read_request           command, version  codes 4, 6 and 1
+                           contents          code 7, and 4 for CNI_ARGS
+
+DEL and GC ask for less than the others: whatever became wrong in a configuration
+since an ADD, what that ADD took must come back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from metis.cni import configuration
+from metis.cni.configuration import Configuration, Route, json_type
+from metis.cni.environment import NAME, REQUIRED, Environment, parse_args
+from metis.cni.protocol import (
+    DECODING_FAILURE,
+    IMPLIED_VERSION,
+    INCOMPATIBLE_VERSION,
+    INVALID_CONFIGURATION,
+    INVALID_ENVIRONMENT,
+    SUPPORTED_VERSIONS,
+    CNIError,
+    parse_version,
+    shown,
+)
+from metis.config import (
+    DEFAULT_CNI_LOG_PATH,
+    DEFAULT_DB_PATH,
+    DEFAULT_SOCKET_PATH,
+    DaemonConfig,
+)
+from metis.model import Pod, Wanted
+
+SINCE = {"CHECK": (0, 4, 0), "GC": (1, 1, 0), "STATUS": (1, 1, 0)}
+"""The protocol version that brought a command, where it is not the first."""
+
+FREEING = ("DEL", "GC")
+"""Commands that need to know whose addresses, and not which ones to give."""
+
+ARGS_MATTER = ("ADD", "CHECK")
+"""Commands that wrong CNI_ARGS stop. For DEL they only name the pod to people,
+and the others have none (section 2)."""
+
+DEFAULT_RELEASE_COOLDOWN = DaemonConfig().release_cooldown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call of the plugin, with everything checked that can be beforehand.
+
+    Attributes:
+      env: the variables of the call.
+      version: the protocol version to answer in.
+      main: whether metis is the main plugin of the network and not a delegate.
+      network: the network whose addresses are used.
+      wanted: one entry a family; IPv4 alone when no range is configured. Empty
+        on the commands of FREEING, as is `routes`.
+      routes: to be handed on with the addresses.
+      pod: the pod's Kubernetes names, as far as the runtime told them.
+      previous: the addresses of prevResult in canonical form, on CHECK.
+      socket_path: the daemon's Unix socket.
+      db_path: the database, for a plugin that must do without the daemon.
+      release_cooldown: seconds that a released address rests in that case.
+    """
+
+    env: Environment
+    version: str
+    main: bool
+    network: str
+    wanted: tuple[Wanted, ...] = ()
+    routes: tuple[Route, ...] = ()
+    pod: Pod = field(default_factory=Pod)
+    previous: tuple[str, ...] = ()
+    socket_path: str = DEFAULT_SOCKET_PATH
+    db_path: str = DEFAULT_DB_PATH
+    release_cooldown: float = DEFAULT_RELEASE_COOLDOWN
+
+
+def decode_configuration(stdin: bytes) -> Configuration:
+    """Decode the network configuration and check its name (section 1).
+
+    Raises:
+      CNIError: code 6 when it is not a JSON object, 7 for its name.
+    """
+    try:
+        # Explicitly UTF-8 (RFC 8259): json would guess other encodings.
+        config = json.loads(stdin.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _undecodable("it is nested too deeply") from None
+    except ValueError as error:
+        raise _undecodable(str(error)) from None
+    if not isinstance(config, dict):
+        raise _undecodable(f"it is {json_type(config)}, not an object")
+    name = config.get("name")
+    if name is not None and not isinstance(name, str):
+        raise _undecodable(f"name is {json_type(name)}, not a text")
+    if not name:
+        raise CNIError(INVALID_CONFIGURATION, "missing network name")
+    if not NAME.fullmatch(name):
+        raise CNIError(
+            INVALID_CONFIGURATION,
+            f"invalid characters in network name {shown(name)}",
+            "it must begin with a letter or digit and hold only those, _, . and -",
+        )
+    return config
+
+
+def log_path(config: Configuration) -> str:
+    """Where the call is logged; the default for whatever is not a path.
+
+    Never fails: a log must not be the reason why a call does.
+    """
+    value = configuration.setting(config, "logFile")
+    return value if isinstance(value, str) and value else DEFAULT_CNI_LOG_PATH
+
+
+def answer_version(config: Configuration) -> str | None:
+    """The version in which even an error is answered; None if it is not ours."""
+    version = config.get("cniVersion") or IMPLIED_VERSION
+    return version if version in SUPPORTED_VERSIONS else None
+
+
+def read_request(
+    env: Environment, config: Configuration, *, program: str = "metis"
+) -> Request:
+    """Check everything else about a call.
+
+    Args:
+      env: the variables of the call.
+      config: from `decode_configuration`.
+      program: the name under which the plugin was started. A configuration of
+        this `type` makes metis the main plugin (section 1, `type`).
+
+    Raises:
+      CNIError: code 4 for an unknown command or CNI_ARGS, 6 and 1 for the
+        version, 7 for anything else in the configuration.
+    """
+    if env.command not in REQUIRED:
+        raise CNIError(
+            INVALID_ENVIRONMENT,
+            f"unknown CNI_COMMAND: {env.command}",
+            f"it must be VERSION or one of {', '.join(REQUIRED)}",
+        )
+    version = _checked_version(env.command, config)
+    ipam = configuration.ipam_section(config)
+    frees = env.command in FREEING
+    return Request(
+        env=env,
+        version=version,
+        main=config.get("type") == program,
+        network=configuration.network(ipam),
+        wanted=() if frees else configuration.wanted(ipam),
+        routes=() if frees else configuration.routes(ipam),
+        previous=(
+            configuration.previous_addresses(config) if env.command == "CHECK" else ()
+        ),
+        socket_path=configuration.socket_setting(
+            config, "daemonSocket", DEFAULT_SOCKET_PATH
+        ),
+        db_path=configuration.path_setting(config, "dbPath", DEFAULT_DB_PATH),
+        release_cooldown=(
+            DEFAULT_RELEASE_COOLDOWN
+            if frees
+            else configuration.duration_setting(
+                config, "releaseCooldown", DEFAULT_RELEASE_COOLDOWN
+            )
+        ),
+        pod=_pod(env),
+    )
+
+
+def _pod(env: Environment) -> Pod:
+    """The pod's names, as far as they are told and matter."""
+    try:
+        return parse_args(env.args)
+    except CNIError:
+        if env.command in ARGS_MATTER:
+            raise
+        return Pod()
+
+
+def _checked_version(command: str, config: Configuration) -> str:
+    """The version of a configuration, if its command may use it.
+
+    Section 5, "Version": a plugin answers in the version of the configuration
+    or not at all. Versions are equal as texts: "1.0" is not "1.0.0".
+    """
+    version = config.get("cniVersion")
+    if version is None or version == "":
+        version = IMPLIED_VERSION
+    if not isinstance(version, str):
+        raise _undecodable(f"cniVersion is {json_type(version)}, not a text")
+    since = SINCE.get(command)
+    if since is not None:
+        try:
+            too_old = parse_version(version) < since
+        except ValueError as error:
+            raise CNIError(DECODING_FAILURE, f"cniVersion: {error}") from None
+        if too_old:
+            raise CNIError(
+                INCOMPATIBLE_VERSION,
+                f"config version does not allow {command}",
+                f"cniVersion is {shown(version)}, {command} needs "
+                f"{'.'.join(map(str, since))} or later",
+            )
+    if version not in SUPPORTED_VERSIONS:
+        raise CNIError(
+            INCOMPATIBLE_VERSION,
+            "incompatible CNI versions",
+            f"config is {shown(version)}, plugin supports "
+            f"{', '.join(SUPPORTED_VERSIONS)}",
+        )
+    return version
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _undecodable(why: str) -> CNIError:
+    return CNIError(
+        DECODING_FAILURE, f"the network configuration on stdin cannot be read: {why}"
+    )

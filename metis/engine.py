@@ -1,0 +1,309 @@
+"""The rules of allocation: who waits, for how long, in which order.
+
+The store answers at once; the engine decides what to do with "nothing is free"
+and "the database is busy". A call whose family is exhausted waits in the line
+of that network and family while an address leaves cooldown in time for it, and
+is answered with `PoolExhausted` at once when none does.
+
+  Rule 1: lines are ordered by arrival at the engine, not by when the shortage
+          was noticed, so a call keeps its place when it changes lines.
+  Rule 2: a call tries to allocate only while no earlier call waits in a line of
+          a family that it still needs. So nobody overtakes, and as the earliest
+          call of all is never held up by this rule, nobody deadlocks.
+  Rule 3: a call stands in one line at a time, that of the family which lacks. So
+          dual stack neither takes nor keeps from others what it cannot use yet.
+  Rule 4: only the first of a line sleeps for the end of a cooldown; leaving a
+          line wakes the next. Nobody polls.
+
+May touch: the store and Trio's clock. Knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from metis.errors import NotAllocated, PoolExhausted, StoreBusy
+from metis.model import Allocation, Family, Owner, Pod, Wanted
+from metis.store.store import Store
+
+T = TypeVar("T")
+
+DEFAULT_CAPACITY_WAIT = 9.0
+"""Patience of a call that brings no deadline, in seconds: what the original
+waits, and a second less than its client does."""
+
+ANSWER_MARGIN = 0.1
+"""Seconds before the deadline at which waiting ends, so that the commit and the
+answer still reach a caller on a loaded node."""
+
+FIRST_BUSY_PAUSE = 0.01
+"""Seconds before a busy database is tried again; SQLite itself has waited for
+`metis.store.database.BUSY_TIMEOUT_MS` by then. Doubles up to LAST_BUSY_PAUSE."""
+
+LAST_BUSY_PAUSE = 0.25
+"""Longest pause before a busy database is tried again, in seconds."""
+
+_Key: TypeAlias = tuple[str, Family]
+"""What a line is for: a network and a family."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """How many calls wait for an address, by network and family."""
+
+    waiting: dict[_Key, int]
+
+
+@dataclass(slots=True, order=True)
+class _Place:
+    """Where a call stands in a line."""
+
+    ticket: int
+    wake: trio.Event = field(default_factory=trio.Event, compare=False)
+
+    async def woken(self, deadline: float) -> bool:
+        """Wait until the line moves or changes; False at the deadline."""
+        with trio.move_on_at(deadline):
+            await self.wake.wait()
+        moved = self.wake.is_set()
+        self.wake = trio.Event()
+        return moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An allocation on its way: what is asked, since when and until when."""
+
+    owner: Owner
+    wanted: Sequence[Wanted]
+    pod: Pod
+    ticket: int
+    deadline: float
+
+    @property
+    def patience_ends(self) -> float:
+        """When waiting for an address ends, in Trio's time."""
+        return self.deadline - ANSWER_MARGIN
+
+
+class Engine:
+    """Allocates, deallocates and checks, over one store.
+
+    Args:
+      store: open for as long as the engine is used.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tickets = itertools.count()
+        self._lines: dict[_Key, list[_Place]] = {}
+
+    async def allocate(
+        self,
+        owner: Owner,
+        wanted: Sequence[Wanted],
+        pod: Pod,
+        *,
+        deadline: float | None = None,
+    ) -> tuple[Allocation, ...]:
+        """Give an owner the addresses that it asks for, all or none.
+
+        A repeated call is answered with what the owner holds. When nothing is
+        free the call waits for the next cooldown to end, in the order of
+        arrival, if that is in time.
+
+        Args:
+          owner: who gets them.
+          wanted: one entry a family, with the block to add where it is missing.
+          pod: kept with the addresses for people.
+          deadline: when the caller stops listening, in `trio.current_time()`
+            seconds; DEFAULT_CAPACITY_WAIT from now when None.
+
+        Returns:
+          One allocation for each entry of `wanted`, in its order, committed.
+
+        Raises:
+          InvalidRequest: nothing is wanted, or a block overlaps another in part.
+          PoolExhausted: nothing is free and nothing will be in time.
+          StoreBusy: the database was busy until the deadline.
+          StoreError: the database failed; nothing was written.
+        """
+        call = _Call(owner, wanted, pod, next(self._tickets), _until(deadline))
+        missing = [want.family for want in wanted]
+        if self._line_ahead(call, missing) is not None:
+            # Whoever repeats a call that was served need not wait behind others.
+            held = {a.family: a for a in reversed(await self._store.held(owner))}
+            missing = [family for family in missing if family not in held]
+            if not missing:
+                return tuple(held[want.family] for want in wanted)
+        key = self._line_ahead(call, missing)
+        if key is None:
+            try:
+                return await self._attempt(call)
+            except PoolExhausted as shortage:
+                key = _key(shortage)
+        return await self._allocate_in_turn(call, missing, key)
+
+    async def deallocate(
+        self, owner: Owner, *, deadline: float | None = None
+    ) -> tuple[Allocation, ...]:
+        """Take back all that an owner holds; it rests for the cooldown.
+
+        Args:
+          owner: whose addresses.
+          deadline: as in `allocate`.
+
+        Returns:
+          What was released; empty when nothing was held, which is no error.
+
+        Raises:
+          StoreBusy: the database was busy until the deadline.
+          StoreError: the database failed; nothing was written.
+        """
+        released = await _persist(lambda: self._store.release(owner), _until(deadline))
+        for allocation in released:
+            self.announce(owner.network, allocation.family)
+        return released
+
+    async def check(self, owner: Owner) -> tuple[Allocation, ...]:
+        """What an owner holds, IPv4 first.
+
+        Raises:
+          NotAllocated: it holds nothing.
+          StoreError: the database failed.
+        """
+        held = await self._store.held(owner)
+        if not held:
+            raise NotAllocated(
+                f"container {owner.container_id!r} holds no address for interface "
+                f"{owner.interface_name!r} on network {owner.network!r}"
+            )
+        return held
+
+    def announce(self, network: str, family: Family) -> None:
+        """Tell who waits that the addresses of a network have changed.
+
+        Whoever frees addresses or adds a block calls it, after the commit.
+        """
+        line = self._lines.get((network, family))
+        if line:
+            line[0].wake.set()
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of who waits."""
+        return EngineStatistics({key: len(line) for key, line in self._lines.items()})
+
+    async def _attempt(self, call: _Call) -> tuple[Allocation, ...]:
+        return await _persist(
+            lambda: self._store.allocate(call.owner, call.wanted, call.pod),
+            call.deadline,
+        )
+
+    async def _allocate_in_turn(
+        self, call: _Call, missing: Sequence[Family], key: _Key
+    ) -> tuple[Allocation, ...]:
+        """Stand in the line of `key`, or of what lacks then, until served."""
+        while True:
+            with self._place_in_line(key, call.ticket) as place:
+                await self._check_prospect(call, key)
+                while True:
+                    ahead = self._line_ahead(call, missing)
+                    if ahead == key:
+                        if not await place.woken(call.patience_ends):
+                            raise await self._shortage(key)
+                        continue
+                    if ahead is not None:
+                        break
+                    try:
+                        return await self._attempt(call)
+                    except PoolExhausted as shortage:
+                        ahead = _key(shortage)
+                        if ahead != key:
+                            break
+                        free_at = self._time_of(shortage.next_free_ms)
+                        if free_at > call.patience_ends:
+                            raise
+                    await place.woken(free_at)
+            key = ahead
+
+    def _line_ahead(self, call: _Call, families: Sequence[Family]) -> _Key | None:
+        """A line of these families in which an earlier call waits (rule 2)."""
+        for family in families:
+            key = (call.owner.network, family)
+            line = self._lines.get(key)
+            if line and line[0].ticket < call.ticket:
+                return key
+        return None
+
+    @contextlib.contextmanager
+    def _place_in_line(self, key: _Key, ticket: int) -> Iterator[_Place]:
+        """Hold a place, by order of arrival; wake who comes to stand first."""
+        line = self._lines.setdefault(key, [])
+        place = _Place(ticket)
+        bisect.insort(line, place)
+        try:
+            yield place
+        finally:
+            line.remove(place)
+            if line:
+                line[0].wake.set()
+            else:
+                del self._lines[key]
+
+    async def _check_prospect(self, call: _Call, key: _Key) -> None:
+        """Refuse at once a call for which nothing becomes free in time."""
+        position = sum(place.ticket <= call.ticket for place in self._lines[key])
+        if position == 1:
+            return  # trying tells more than counting
+        usage = await self._store.usage(*key, position)
+        if self._time_of(usage.next_free_ms) > call.patience_ends:
+            raise await self._shortage(key)
+
+    async def _shortage(self, key: _Key) -> PoolExhausted:
+        """What to tell a call whose patience ends, with fresh counts."""
+        usage = await self._store.usage(*key)
+        free_at = usage.next_free_ms
+        return PoolExhausted(
+            *key,
+            owned=usage.owned,
+            cooling=usage.cooling,
+            reserved=usage.reserved,
+            next_free_ms=free_at,
+            wait_ms=None if free_at is None else free_at - self._store.clock.now_ms(),
+        )
+
+    def _time_of(self, stored_ms: int | None) -> float:
+        """A stored time in Trio's time; None, which is never, as infinity."""
+        if stored_ms is None:
+            return math.inf
+        wait_ms = stored_ms - self._store.clock.now_ms()
+        return trio.current_time() + wait_ms / 1000
+
+
+def _key(shortage: PoolExhausted) -> _Key:
+    return (shortage.network, Family(shortage.family))
+
+
+def _until(deadline: float | None) -> float:
+    return trio.current_time() + DEFAULT_CAPACITY_WAIT if deadline is None else deadline
+
+
+async def _persist(work: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """Do something with the store, again while the database is busy."""
+    pause = FIRST_BUSY_PAUSE
+    while True:
+        try:
+            return await work()
+        except StoreBusy:
+            if trio.current_time() + pause >= deadline - ANSWER_MARGIN:
+                raise
+        await trio.sleep(pause)
+        pause = min(2 * pause, LAST_BUSY_PAUSE)

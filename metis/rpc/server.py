@@ -1,0 +1,191 @@
+"""The server: generated service bases on any transport, under Trio nurseries.
+
+    serve        hears the cancellation; lives until the last connection is over
+      connections  one task a connection, and in it one a call; cut off at
+                   stop + grace
+        accepting    one task a listener; first to stop
+
+Nothing that happens on one connection reaches another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import trio
+from grpclib._typing import IServable
+from grpclib.const import Handler
+from grpclib.exceptions import StreamTerminatedError
+
+from metis.rpc.call import run_call
+from metis.rpc.connection import (
+    ErrorCode,
+    GoAwayReceived,
+    RequestReceived,
+    ResponseReceived,
+)
+from metis.rpc.headers import Headers
+from metis.rpc.limits import DEFAULT_LIMITS, Limits
+from metis.rpc.session import Session
+from metis.rpc.stream import CallStream
+from metis.rpc.transport import Listener, Transport
+
+log = logging.getLogger("metis.rpc")
+
+GRACE_SECONDS = 5.0
+"""How long calls in flight may take after a stop, unless the caller says."""
+
+ACCEPT_PAUSE_SECONDS = 0.1
+"""Pause after accept failed for want of a descriptor or of memory: connections
+that end free some meanwhile."""
+
+ACCEPT_RETRIED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+
+class ServerSession(Session):
+    """A connection's server end: every request becomes a task."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, methods: Mapping[str, Handler], limits: Limits
+    ) -> None:
+        super().__init__(stream, client=False, limits=limits)
+        self._methods = methods
+        self._scopes: dict[int, trio.CancelScope] = {}
+
+    def on_headers(
+        self, event: RequestReceived | ResponseReceived, nursery: trio.Nursery
+    ) -> None:
+        """Start a task for the request, if there is room for one."""
+        if self.draining or len(self.calls) >= self.limits.max_concurrent_calls:
+            self.http2.reset(event.stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        call = CallStream(self, event.stream_id, self.limits.max_message_bytes)
+        call.ended = event.ended
+        self.calls[call.id] = call
+        scope = self._scopes[call.id] = trio.CancelScope()
+        nursery.start_soon(self._serve_call, call, event.headers, scope)
+
+    async def _serve_call(
+        self, call: CallStream, headers: Headers, scope: trio.CancelScope
+    ) -> None:
+        try:
+            await run_call(self._methods, call, headers, scope)
+        finally:
+            del self._scopes[call.id]
+            self.release(call, ErrorCode.NO_ERROR)
+
+    def on_reset(self, call: CallStream, code: int) -> None:
+        """Cancel the call's task: nobody waits for its result."""
+        self.on_end(call, "the client cancelled the call")
+
+    def on_end(self, call: CallStream, reason: str) -> None:
+        """Cancel the call's task."""
+        call.fail(StreamTerminatedError(reason))
+        self._scopes[call.id].cancel()
+
+    def on_settings(self) -> None:
+        """Nothing: a server opens no streams."""
+
+    def on_go_away(self, event: GoAwayReceived) -> None:
+        """Nothing: it forbids streams that a gRPC server never opens."""
+
+
+async def serve(
+    services: Collection[IServable],
+    transport: Transport,
+    *,
+    grace: float = GRACE_SECONDS,
+    limits: Limits = DEFAULT_LIMITS,
+    task_status: trio.TaskStatus[Sequence[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled from outside, then stop in good order.
+
+    A stop closes the listeners, sends GOAWAY on every connection, lets calls
+    in flight go on for `grace` seconds, cancels those that are left (their
+    clients get UNAVAILABLE), and passes the cancellation on.
+
+    Args:
+      services: instances of the generated `...Base` classes.
+      transport: where to listen.
+      grace: seconds that calls in flight get after the cancellation.
+      limits: the bounds of connections, calls and messages.
+      task_status: gets the addresses of the listeners once clients can connect.
+
+    Raises:
+      AddressInUse: somebody listens there already.
+      TransportError: the place cannot be listened on.
+    """
+    methods: dict[str, Handler] = {}
+    for service in services:
+        methods.update(service.__mapping__())
+    sessions: set[ServerSession] = set()
+    stopping = trio.Event()
+    async with contextlib.AsyncExitStack() as listening:
+        listeners = await transport.listen()
+        for listener in listeners:
+            listening.push_async_callback(trio.aclose_forcefully, listener)
+        async with trio.open_nursery() as outside:
+            outside.start_soon(_tell_of_cancellation, stopping)
+            with trio.CancelScope(shield=True) as lifetime:
+                async with trio.open_nursery() as connections:
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(
+                                _accept, listener, connections, sessions, methods, limits
+                            )
+                        task_status.started([each.address for each in listeners])
+                        await stopping.wait()
+                        accepting.cancel_scope.cancel()
+                    await listening.aclose()
+                    for session in sessions:
+                        session.stop("the server is stopping")
+                    lifetime.deadline = trio.current_time() + grace
+
+
+async def _tell_of_cancellation(stopping: trio.Event) -> None:
+    """Turn a cancellation into an event, for those who are shielded from it."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        stopping.set()
+
+
+async def _accept(
+    listener: Listener,
+    connections: trio.Nursery,
+    sessions: set[ServerSession],
+    methods: Mapping[str, Handler],
+    limits: Limits,
+) -> None:
+    """Accept for ever; each connection gets a task in `connections`."""
+    while True:
+        try:
+            stream = await listener.accept()
+        except OSError as exc:
+            if exc.errno not in ACCEPT_RETRIED:
+                raise
+            log.error("cannot accept connections for now: %s", exc.strerror)
+            await trio.sleep(ACCEPT_PAUSE_SECONDS)
+            continue
+        if len(sessions) >= limits.max_connections:
+            log.error("a connection was refused: there are %d", len(sessions))
+            await trio.aclose_forcefully(stream)
+            continue
+        session = ServerSession(stream, methods, limits)
+        sessions.add(session)
+        connections.start_soon(_serve_connection, session, sessions)
+
+
+async def _serve_connection(
+    session: ServerSession, sessions: set[ServerSession]
+) -> None:
+    """Drive one connection; a bug met on it is logged and stays there."""
+    try:
+        await session.run()
+    except Exception:
+        log.exception("a connection failed")
+    finally:
+        sessions.discard(session)

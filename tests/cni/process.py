@@ -1,0 +1,47 @@
+"""The plugin as a runtime sees it, without a process of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from metis.cni.plugin import run
+from metis.cni.verbs import OpenChannel
+from tests.cni.calls import Config
+from tests.cni.fakes import Unreachable
+
+
+@dataclass
+class Process:
+    """What a runtime sees of the plugin, without a process."""
+
+    channel: OpenChannel = field(default_factory=Unreachable)
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+    status: int = -1
+
+    def call(
+        self,
+        variables: dict[str, str],
+        stdin: bytes | Config | BaseException,
+        **options: Any,
+    ) -> Any:
+        """Run it; the object on standard output, or None."""
+        self.stdout.clear()
+
+        def read() -> bytes:
+            if isinstance(stdin, BaseException):
+                raise stdin
+            return json.dumps(stdin).encode() if isinstance(stdin, dict) else stdin
+
+        self.status = run(
+            variables,
+            read=read,
+            write=self.stdout.append,
+            complain=self.stderr.append,
+            open_channel=self.channel,
+            **options,
+        )
+        assert len(self.stdout) <= 1
+        return json.loads(self.stdout[0]) if self.stdout else None

@@ -1,0 +1,164 @@
+"""One call as a process: standard output, exit status, log, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpclib import GRPCError, Status
+
+from metis.cni.plugin import run
+from metis.cni.protocol import version_text
+from tests.cni.calls import config, environ
+from tests.cni.fakes import FakeIpam, reach
+from tests.cni.process import Process
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "cni.log"
+
+
+def test_version_is_answered_without_stdin_configuration_or_log() -> None:
+    process = Process()
+    process.call({"CNI_COMMAND": "VERSION"}, AssertionError("stdin was read"))
+    assert process.stdout == [version_text()]
+    assert (process.status, process.stderr) == (0, [])
+
+
+def test_version_that_nobody_reads_fails() -> None:
+    def write(_text: str) -> None:
+        raise BrokenPipeError
+
+    assert run({"CNI_COMMAND": "VERSION"}, read=bytes, write=write, complain=print) == 1
+
+
+def test_an_add_prints_its_result_and_logs_a_line(log: Path) -> None:
+    process = Process(reach(FakeIpam()))
+    variables = environ("ADD", CNI_ARGS="K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop")
+    result = process.call(variables, config(logFile=str(log)))
+    assert result["ips"] == [{"address": "10.240.0.2/22", "gateway": "10.240.0.1"}]
+    assert (process.status, process.stderr) == (0, [])
+    (line,) = log.read_text().splitlines()
+    assert " verb=ADD container=c1 interface=eth0 pod=shop/web " in line
+    assert " address=10.240.0.2/22 " in line
+    assert line.endswith(" outcome=ok")
+
+
+def test_the_program_s_name_makes_it_the_main_plugin(log: Path) -> None:
+    process = Process(reach(FakeIpam()))
+    fields = config(type="ours", logFile=str(log))
+    assert "interfaces" in process.call(environ(), fields, program="ours")
+    assert "interfaces" not in process.call(environ(), fields, program="metis")
+
+
+@pytest.mark.parametrize("command", ["DEL", "CHECK", "STATUS"])
+def test_other_verbs_print_nothing_when_all_is_well(command: str, log: Path) -> None:
+    process = Process(reach(FakeIpam()))
+    fields = config("1.1.0", prevResult={}, logFile=str(log))
+    assert process.call(environ(command), fields) is None
+    assert (process.status, process.stderr) == (0, [])
+    assert f"verb={command}" in log.read_text()
+
+
+def test_a_failure_is_an_error_object_in_the_configuration_s_version(log: Path) -> None:
+    daemon = FakeIpam()
+    daemon.failure = GRPCError(Status.RESOURCE_EXHAUSTED, "no address is free")
+    process = Process(reach(daemon))
+    answer = process.call(environ(), config("0.4.0", logFile=str(log)))
+    assert answer["cniVersion"] == "0.4.0"
+    assert (answer["code"], answer["msg"]) == (11, "no address is free")
+    assert process.status == 1
+    assert 'outcome="11: no address is free"' in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("variables", "stdin", "code"),
+    [
+        # In the order of the checks; every call has all later faults, too.
+        ({"CNI_COMMAND": "ADD"}, b"{", 4),
+        (environ(CNI_IFNAME="/"), b"{", 4),
+        (environ(), OSError("gone"), 5),
+        (environ("FROB"), b"{", 6),
+        (environ("FROB"), {"cniVersion": "9"}, 7),
+        (environ("FROB"), config("9"), 4),
+        (environ("GC"), config("1.0.0", ipam=[]), 1),
+        (environ("CHECK"), config("x", ipam=[]), 6),
+        (environ(), config("9", ipam=[]), 1),
+        (environ(CNI_ARGS="?"), config(ipam=[]), 7),
+        (environ(CNI_ARGS="?", CNI_NETNS="/proc/self/ns/net"), config(), 4),
+        (environ(CNI_NETNS="/proc/self/ns/net"), config(), 8),
+        (environ(), config(), 11),
+    ],
+)
+def test_checks_come_in_the_order_of_the_skeleton(
+    variables: dict[str, str], stdin: Any, code: int, log: Path
+) -> None:
+    process = Process()
+    if isinstance(stdin, dict):
+        stdin = {**stdin, "logFile": str(log)}
+    answer = process.call(variables, stdin)
+    assert (answer["code"], process.status) == (code, 1)
+    assert set(answer) <= {"cniVersion", "code", "msg", "details"}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        KeyboardInterrupt(),
+        SystemExit(3),
+        RuntimeError("first line\nsecond line"),
+        MemoryError(),
+        ExceptionGroup("several", [ValueError("x")]),
+    ],
+)
+def test_whatever_happens_is_one_line_on_stdout_and_a_traceback_in_the_log(
+    problem: BaseException, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr("metis.cni.verbs._allocate_request", fail)
+    process = Process()
+    answer = process.call(environ(), config(logFile=str(log)))
+    assert (answer["code"], process.status) == (999, 1)
+    assert type(problem).__name__ in answer["msg"]
+    assert "\n" not in answer["msg"]
+    assert str(log) in answer["details"]
+    (line,) = log.read_text().splitlines()
+    assert "Traceback" in line
+
+
+def test_an_interrupt_while_reading_stdin_is_answered() -> None:
+    process = Process()
+    assert process.call(environ(), KeyboardInterrupt())["code"] == 999
+    assert process.status == 1
+
+
+@pytest.mark.parametrize("place", ["absent/cni.log", ".", "pipe", "a\0b", "\ud800"])
+def test_a_log_that_cannot_be_written_fails_no_call(place: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    process = Process(reach(FakeIpam()))
+    fields = config(logFile=f"{tmp_path}/{place}")
+    assert process.call(environ(), fields)["ips"]
+    assert process.status == 0
+    (complaint,) = process.stderr
+    assert complaint.startswith("metis: the log ")
+    assert complaint.isprintable()
+
+
+def test_an_error_that_nobody_reads_is_still_logged(log: Path) -> None:
+    def write(_text: str) -> None:
+        raise BrokenPipeError
+
+    status = run(
+        environ("GC"),
+        read=lambda: json.dumps(config("1.1.0", logFile=str(log))).encode(),
+        write=write,
+        complain=print,
+    )
+    assert status == 1
+    assert "GC is not supported yet" in log.read_text()

@@ -1,0 +1,76 @@
+"""Fixtures: namespaces, a node that ends as it began, a daemon, the plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import isolation
+from tests.e2e.daemon import METIS, Daemon
+from tests.e2e.image import BUSYBOX, write_image
+from tests.e2e.network import output
+from tests.e2e.requirements import PLUGINS, require, unmet
+from tests.e2e.traces import remove_bridges, traces
+from tests.e2e.waiting import until
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run the session again in namespaces of its own, instead of here."""
+    if isolation.inside() or config.option.collectonly or not isolation.possible():
+        return None
+    return isolation.run_again(config.invocation_params.args)
+
+
+@pytest.fixture(autouse=True)
+def node() -> Iterator[None]:
+    """The node of one scenario, which must end as it began."""
+    if not isolation.inside():
+        unmet("end-to-end tests make namespaces: run them as root, with util-linux")
+    require("iproute2", "ip")
+    before = traces()
+    yield
+    remove_bridges(keep=before)
+    try:
+        until("nothing is left behind", lambda: not traces() - before)
+    except TimeoutError:
+        pytest.fail(f"left behind: {sorted(traces() - before)}")
+
+
+@pytest.fixture
+def daemon(node: None, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that serves on an empty database, and stops cleanly in the end.
+
+    What it logged is shown when the test fails.
+    """
+    daemon = Daemon(tmp_path)
+    daemon.start()
+    try:
+        yield daemon
+        daemon.stop()
+    finally:
+        daemon.close()
+        print(daemon.log_path.read_text())
+
+
+@pytest.fixture(scope="session")
+def plugin_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory with the reference plugins and ours, which metis installed."""
+    require("containernetworking-plugins", PLUGINS / "ptp", PLUGINS / "bridge")
+    root = tmp_path_factory.mktemp("cni")
+    output(str(METIS), "install", "--cni-dir", str(root))
+    directory = root / "bin"
+    for plugin in PLUGINS.iterdir():
+        (directory / plugin.name).symlink_to(plugin)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Archive of the busybox image, `image.NAME`."""
+    require("busybox-static", BUSYBOX)
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    write_image(archive)
+    return archive
