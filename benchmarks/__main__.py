@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def in_fresh_directory(start: Start, measure: Callable[[Server], Any]) -> Any:
         return measure(server)
 
 
+def load_once(
+    server: Server, *, calls: int, concurrency: int, cidr: str = "10.240.0.0/20"
+) -> tuple[float, list[Level]]:
+    """`load`, run to its end."""
+    return asyncio.run(
+        load(server.socket, server.pid, calls=calls, concurrency=concurrency, cidr=cidr)
+    )
+
+
 def loads(calls: int, levels: Sequence[int]) -> dict[str, Any]:
     """Allocate and deallocate at each concurrency, both servers in turn."""
     servers: dict[str, Start] = {"metis": metis_daemon, "bare": bare_server}
@@ -60,14 +70,7 @@ def loads(calls: int, levels: Sequence[int]) -> dict[str, Any]:
             for name, start in servers.items():
                 _, measured = in_fresh_directory(
                     start,
-                    lambda server, concurrency=concurrency: asyncio.run(
-                        load(
-                            server.socket,
-                            server.pid,
-                            calls=calls,
-                            concurrency=concurrency,
-                        )
-                    ),
+                    partial(load_once, calls=calls, concurrency=concurrency),
                 )
                 for level in measured:
                     key = (name, level.operation, level.concurrency)
@@ -124,9 +127,7 @@ def first_allocates() -> dict[str, float]:
         cidr: median(
             in_fresh_directory(
                 metis_daemon,
-                lambda server, cidr=cidr: asyncio.run(
-                    load(server.socket, server.pid, calls=1, concurrency=1, cidr=cidr)
-                ),
+                partial(load_once, calls=1, concurrency=1, cidr=cidr),
             )[0]
             for _ in range(ROUNDS)
         )

@@ -85,7 +85,7 @@ def cni_environment(verb: str, container_id: str, program: str) -> dict[str, str
     }
 
 
-def run_once(argv: Sequence[str], environment: dict[str, str], stdin: bytes) -> Run:
+def run_once(argv: list[str], environment: dict[str, str], stdin: bytes) -> Run:
     """Spawn one process and account for it; files, not pipes, so it never waits."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
         source.write(stdin)
@@ -136,7 +136,7 @@ def verb_costs(
     return costs
 
 
-def command_cost(argv: Sequence[str], runs: int, label: str) -> Cost:
+def command_cost(argv: list[str], runs: int, label: str) -> Cost:
     """The cost of a command without input, such as a bare interpreter."""
     environment = {"PATH": os.environ["PATH"]}
     for _ in range(WARM_UP_RUNS):

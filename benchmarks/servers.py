@@ -34,7 +34,10 @@ def metis_daemon(directory: Path, *flags: str) -> Iterator[Server]:
     """The installed daemon on a fresh database, ready when its READY=1 arrives."""
     path = directory / "metis.sock"
     notify = directory / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
+        (directory / "daemon.log").open("wb") as daemon_log,
+    ):
         receiver.bind(str(notify))
         receiver.settimeout(START_TIMEOUT)
         child = subprocess.Popen(
@@ -49,6 +52,7 @@ def metis_daemon(directory: Path, *flags: str) -> Iterator[Server]:
             ],
             env={**os.environ, "NOTIFY_SOCKET": str(notify)},
             stdin=subprocess.DEVNULL,
+            stderr=daemon_log,
         )
         with _stopped_at_exit(child):
             receiver.recv(4096)

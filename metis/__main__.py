@@ -26,10 +26,13 @@ def main() -> int:
 
         return plugin()
     if len(sys.argv) < 2:
+        import contextlib
+
         from metis import __version__
         from metis.cni.protocol import about_text
 
-        sys.stderr.write(about_text(__version__))
+        with contextlib.suppress(OSError):
+            os.write(2, about_text(__version__).encode())
         return 0
     from metis.cli.main import cli
 

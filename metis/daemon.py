@@ -110,4 +110,3 @@ async def _serve(
             )
             log.info("serving", extra={"address": ", ".join(addresses)})
             task_status.started(Daemon(engine, addresses))
-    log.info("stopped")

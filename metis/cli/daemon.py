@@ -118,6 +118,7 @@ async def run_until_signal(config: DaemonConfig) -> None:
                 sd_notify("STOPPING=1")
                 nursery.cancel_scope.cancel()
                 break
+    log.info("stopped")
 
 
 def raise_open_file_limit() -> None:

@@ -22,8 +22,8 @@ from metis.cni.protocol import (
 )
 
 if TYPE_CHECKING:
+    from metis.cni.client import OpenChannel
     from metis.cni.log import CallRecord
-    from metis.cni.verbs import OpenChannel
 
 PROGRAM = "metis"
 """The plugin's name when its command line does not tell."""
@@ -87,9 +87,17 @@ def run(
         container=environ.get("CNI_CONTAINERID", ""),
         interface=environ.get("CNI_IFNAME", ""),
     )
+    emitted = False
+
+    def emit(text: str) -> None:
+        # Set first: even half a result must not be followed by an error object.
+        nonlocal emitted
+        emitted = True
+        write(text)
+
     failure: CNIError | None = None
     try:
-        _perform(call, environ, read, write, program, open_channel)
+        _perform(call, environ, read, emit, program, open_channel)
     except CNIError as error:
         failure = error
     except BaseException as error:
@@ -98,7 +106,8 @@ def run(
         failure = _unexpected(call, error)
     if failure is not None:
         call.outcome = f"{failure.code}: {failure.message}"
-        _written(write, error_text(failure, call.version))
+        if not emitted:
+            _written(write, error_text(failure, call.version))
     try:
         append(
             call.log_path,
@@ -114,7 +123,7 @@ def _perform(
     call: CallRecord,
     environ: Mapping[str, str],
     read: Callable[[], bytes],
-    write: Callable[[str], None],
+    emit: Callable[[str], None],
     program: str,
     open_channel: OpenChannel | None,
 ) -> None:
@@ -134,10 +143,10 @@ def _perform(
 
     import trio
 
-    from metis.cni import verbs
+    from metis.cni import client, verbs
 
     call.addresses = trio.run(
-        verbs.perform, request, write, open_channel or verbs.open_daemon
+        verbs.perform, request, emit, open_channel or client.open_daemon
     )
 
 

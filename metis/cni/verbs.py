@@ -2,10 +2,10 @@
 
 A verb gets a checked `Request`, asks the daemon, and either returns the
 addresses that the call was about or raises the one `CNIError` that the runtime
-is told. gRPC statuses become CNI codes here and nowhere else.
+is told.
 
-May touch: the daemon's socket, and /proc to see whose namespace is whose.
-Standard output only through the function that is passed in.
+May touch: /proc, to see whose namespace is whose. Standard output only through
+the function that is passed in, the daemon only through its client.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import trio
-from grpclib import GRPCError, Status
-from grpclib.exceptions import StreamTerminatedError
 
 from metis.api.adaptiveipam.v1 import (
     AdaptiveIpamStub,
@@ -35,67 +31,30 @@ from metis.api.grpc.health.v1 import (
     HealthCheckResponseServingStatus,
     HealthStub,
 )
+from metis.cni.client import DaemonClient, OpenChannel, open_daemon
 from metis.cni.protocol import (
     INTERNAL,
-    INVALID_CONFIGURATION,
     INVALID_ENVIRONMENT,
     INVALID_NETNS,
     IO_FAILURE,
     NOT_ALLOCATED,
     NOT_AVAILABLE,
     OTHER_ADDRESS,
-    TRY_AGAIN_LATER,
     CNIError,
     shown,
 )
 from metis.cni.result import result_text
 from metis.cni.spec import Request
-from metis.errors import InvalidRequest, TransportError
+from metis.errors import InvalidRequest
 from metis.model import Allocation, CIDRBlock, Family, Wanted
-from metis.rpc.channel import Channel, open_channel
-from metis.rpc.transport import UnixTransport
-
-RPC_TIMEOUT = 10.0
-"""Seconds for a call, as the original's client waits; runtimes wait longer."""
 
 STATUS_TIMEOUT = 0.4
-"""Seconds for STATUS, which runtimes poll: with TIMEOUT_MARGIN under one."""
+"""Seconds for STATUS, which runtimes poll: with the client's margin under one."""
 
 CLEANUP_TIMEOUT = 2.0
 """Seconds to give back an address that nobody learned of."""
 
-TIMEOUT_MARGIN = 0.5
-"""Seconds between the daemon's deadline and giving up on its answer, so that an
-answer that says why comes first."""
-
-CONNECT_TRIES = 3
-CONNECT_PAUSE = 0.1
-"""Tries to connect and seconds between them, as the original's client does: a
-daemon that is being replaced is back in that time."""
-
 OWN_NETNS = "/proc/self/ns/net"
-
-STATUS_CODES: Mapping[Status, int] = {
-    Status.INVALID_ARGUMENT: INVALID_CONFIGURATION,
-    Status.RESOURCE_EXHAUSTED: TRY_AGAIN_LATER,
-    Status.UNAVAILABLE: TRY_AGAIN_LATER,
-    Status.DEADLINE_EXCEEDED: TRY_AGAIN_LATER,
-    Status.CANCELLED: TRY_AGAIN_LATER,
-    Status.ABORTED: TRY_AGAIN_LATER,
-    Status.NOT_FOUND: NOT_ALLOCATED,
-    Status.FAILED_PRECONDITION: OTHER_ADDRESS,
-}
-"""What a status means to a runtime; every other one is a fault of ours."""
-
-OpenChannel = Callable[[str], AbstractAsyncContextManager[Channel]]
-"""From the path of a socket to a channel."""
-
-T = TypeVar("T")
-
-
-def open_daemon(socket_path: str) -> AbstractAsyncContextManager[Channel]:
-    """A channel to the daemon that serves on a Unix socket."""
-    return open_channel(UnixTransport(socket_path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,57 +64,12 @@ class Call:
     Attributes:
       request: what the runtime wants.
       emit: writes the result to standard output; raises OSError when it cannot.
-      open_channel: reaches the daemon.
+      daemon: who knows about addresses.
     """
 
     request: Request
     emit: Callable[[str], None]
-    open_channel: OpenChannel = open_daemon
-
-    async def ask(
-        self,
-        question: Callable[[Channel, float], Awaitable[T]],
-        seconds: float = RPC_TIMEOUT,
-    ) -> T:
-        """Ask the daemon one question on a connection of its own.
-
-        Args:
-          question: makes the call, with the channel and the seconds it has.
-          seconds: for connecting and the call together.
-
-        Raises:
-          CNIError: no daemon, no answer, or an answer that is an error.
-        """
-        where = f"the daemon at {self.request.socket_path}"
-        with trio.move_on_after(seconds + TIMEOUT_MARGIN):
-            return await self._ask_reachable(question, seconds, where)
-        raise CNIError(TRY_AGAIN_LATER, f"{where} did not answer within {seconds:g} s")
-
-    async def _ask_reachable(
-        self,
-        question: Callable[[Channel, float], Awaitable[T]],
-        seconds: float,
-        where: str,
-    ) -> T:
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                async with self.open_channel(self.request.socket_path) as channel:
-                    await channel.connect()
-                    outcome = await _outcome(question(channel, seconds), where)
-            except TransportError as error:
-                if tries == CONNECT_TRIES:
-                    raise CNIError(
-                        TRY_AGAIN_LATER, f"{where} cannot be reached: {error}"
-                    ) from error
-                await trio.sleep(CONNECT_PAUSE)
-            else:
-                break
-        # Outside the channel, whose nursery would wrap it into a group.
-        if isinstance(outcome, CNIError):
-            raise outcome
-        return outcome
+    daemon: DaemonClient
 
 
 async def perform(
@@ -171,7 +85,9 @@ async def perform(
     Raises:
       CNIError: what the runtime must be told.
     """
-    return await VERBS[request.env.command](Call(request, emit, open_channel))
+    return await VERBS[request.env.command](
+        Call(request, emit, DaemonClient(request.socket_path, open_channel))
+    )
 
 
 async def add(call: Call) -> tuple[str, ...]:
@@ -184,7 +100,7 @@ async def add(call: Call) -> tuple[str, ...]:
     request = call.request
     _refuse_own_netns(request)
     message = _allocate_request(request)
-    response = await call.ask(
+    response = await call.daemon.ask(
         lambda channel, timeout: AdaptiveIpamStub(channel).allocate_pod_ip(
             message, timeout=timeout
         )
@@ -227,7 +143,7 @@ async def check(call: Call) -> tuple[str, ...]:
         pod_name=request.pod.name,
         pod_namespace=request.pod.namespace,
     )
-    response = await call.ask(
+    response = await call.daemon.ask(
         lambda channel, timeout: AdaptiveIpamStub(channel).check_pod_ip(
             message, timeout=timeout
         )
@@ -250,7 +166,7 @@ async def collect_garbage(call: Call) -> tuple[str, ...]:
 async def status(call: Call) -> tuple[str, ...]:
     """Succeed in silence when an ADD could be served now (section 2, "STATUS")."""
     try:
-        response = await call.ask(
+        response = await call.daemon.ask(
             lambda channel, timeout: HealthStub(channel).check(
                 HealthCheckRequest(), timeout=timeout
             ),
@@ -258,11 +174,11 @@ async def status(call: Call) -> tuple[str, ...]:
         )
     except CNIError as error:
         raise CNIError(NOT_AVAILABLE, error.message, error.details) from error
-    if response.status is not HealthCheckResponseServingStatus.SERVING:
+    if response.status != HealthCheckResponseServingStatus.SERVING:
         raise CNIError(
             NOT_AVAILABLE,
-            f"the daemon at {call.request.socket_path} is not serving",
-            f"its health is {response.status.name}",
+            f"{call.daemon} is not serving",
+            f"its health is {response.status!s}",
         )
     return ()
 
@@ -275,21 +191,6 @@ VERBS: Mapping[str, Callable[[Call], Awaitable[tuple[str, ...]]]] = {
     "STATUS": status,
 }
 """The commands of `metis.cni.environment.REQUIRED`; VERSION asks no daemon."""
-
-
-async def _outcome(answer: Awaitable[T], where: str) -> T | CNIError:
-    """The answer of a call, or its failure as a value."""
-    try:
-        return await answer
-    except GRPCError as error:
-        name = error.status.name
-        return CNIError(
-            STATUS_CODES.get(error.status, INTERNAL),
-            error.message or f"{where} answered {name}",
-            f"{name} from {where}",
-        )
-    except (StreamTerminatedError, OSError) as error:
-        return CNIError(TRY_AGAIN_LATER, f"{where} broke off: {error}")
 
 
 def _refuse_own_netns(request: Request) -> None:
@@ -377,7 +278,7 @@ async def _deallocate(call: Call) -> None:
         pod_name=request.pod.name,
         pod_namespace=request.pod.namespace,
     )
-    await call.ask(
+    await call.daemon.ask(
         lambda channel, timeout: AdaptiveIpamStub(channel).deallocate_pod_ip(
             message, timeout=timeout
         )

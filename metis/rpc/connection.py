@@ -257,7 +257,8 @@ class Connection:
 
         Raises:
           ConnectionFailed: they break HTTP/2. A GOAWAY that says so stands in
-            the output; the events of the same piece are lost.
+            the output, unless the peer does not speak HTTP/2 at all; the events
+            of the same piece are lost.
         """
         try:
             received = self._h2.receive_data(data)
@@ -320,11 +321,15 @@ class Connection:
         Raises:
           StreamClosed: the stream is closed.
         """
-        try:
-            window = self._h2.local_flow_control_window(stream_id)
-        except h2.exceptions.ProtocolError as exc:
-            raise StreamClosed(stream_id) from exc
-        return max(0, min(window, self._h2.max_outbound_frame_size))
+        stream = self._h2.streams.get(stream_id)
+        if stream is None or stream.closed:
+            raise StreamClosed(stream_id)
+        window = min(
+            stream.outbound_flow_control_window,
+            self._h2.outbound_flow_control_window,
+            self._h2.max_outbound_frame_size,
+        )
+        return max(0, window)  # a window is below 0 when the peer has shrunk it
 
     def send_data(
         self, stream_id: int, data: bytes | memoryview, *, end: bool = False

@@ -164,6 +164,8 @@ class CallStream:
                     rest = rest[window:]
                 else:
                     await self.news()
+                    if self.failure is not None:
+                        raise StreamTerminatedError(str(self.failure))
         except StreamClosed as exc:
             self._refuse(exc)
 

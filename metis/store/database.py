@@ -48,6 +48,10 @@ process which was stopped inside its transaction can be answered, and retried,
 several times within the 10 s that a CNI client gives it.
 """
 
+_WAL_ATTEMPTS = 10
+"""Tries to change the journal mode; the second one is rare, the third was not seen
+with 200 processes that open a new file at once."""
+
 READERS = 2
 """Read-only connections: a long listing leaves one for everybody else."""
 
@@ -303,12 +307,7 @@ def _prepare(
         raise StoreUnavailable("the file is read-only")
     complete = schema.check_compatible(writer)
     seeding.register(writer)
-    # Asking first: the change needs the file alone, even when it changes nothing.
-    mode = writer.pragma("journal_mode")
-    if mode != "wal":
-        mode = writer.pragma("journal_mode", "wal")
-    if mode != "wal":
-        raise StoreUnavailable("its file system cannot share memory (WAL mode)")
+    _enter_wal_mode(writer)
     writer.pragma("synchronous", synchronous)
     writer.pragma("foreign_keys", True)
     boot_id = clock.boot_id()
@@ -324,3 +323,21 @@ def _prepare(
         )
         writer.execute("COMMIT")
     return StoredClock(clock, offset_ms)
+
+
+def _enter_wal_mode(writer: apsw.Connection) -> None:
+    """Change the journal mode, which lasts, unless it is right already.
+
+    The change needs the file alone, and where several processes want it at once
+    SQLite answers busy to one of them without waiting.
+    """
+    for _ in range(_WAL_ATTEMPTS):
+        if writer.pragma("journal_mode") == "wal":
+            return
+        try:
+            if writer.pragma("journal_mode", "wal") != "wal":
+                raise StoreUnavailable("its file system cannot share memory (WAL mode)")
+        except apsw.BusyError:
+            writer.execute("BEGIN IMMEDIATE")  # waits, as the change does not
+            writer.execute("ROLLBACK")
+    raise apsw.BusyError("others are changing its journal mode")

@@ -44,6 +44,7 @@ StartDaemon = Callable[..., DaemonProcess]
 def run_metis(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the program to its end."""
     environment = {k: v for k, v in os.environ.items() if k != "CNI_COMMAND"}
+    environment["COLUMNS"] = "200"  # so that no table cell is wrapped
     return subprocess.run(
         [sys.executable, "-m", "metis", *arguments],
         capture_output=True,

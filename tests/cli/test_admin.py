@@ -79,9 +79,11 @@ def import_rows(daemon: DaemonProcess, count: int) -> None:
     connection = apsw.Connection(str(daemon.db_path))
     connection.set_busy_timeout(5000)
     connection.execute(
+        "WITH RECURSIVE series (n) AS "
+        "(SELECT 0 UNION ALL SELECT n + 1 FROM series WHERE n < ?) "
         "INSERT INTO ip_addresses (address, cidr_block_id, is_allocated) "
-        "SELECT printf('10.9.%d.%d', value / 256, value % 256), 1, FALSE "
-        "FROM generate_series(0, ?) WHERE TRUE ON CONFLICT DO NOTHING",
+        "SELECT printf('10.9.%d.%d', n / 256, n % 256), 1, FALSE "
+        "FROM series WHERE TRUE ON CONFLICT DO NOTHING",
         (count - 1,),
     )
     connection.close()

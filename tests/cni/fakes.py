@@ -20,7 +20,7 @@ from metis.api.adaptiveipam.v1 import (
     DeallocatePodIpResponse,
     PodIp,
 )
-from metis.cni.verbs import OpenChannel
+from metis.cni.client import OpenChannel
 from metis.health import HealthService
 from metis.rpc.channel import Channel
 from metis.rpc.server import serve

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from metis.cni.client import OpenChannel
 from metis.cni.plugin import run
-from metis.cni.verbs import OpenChannel
 from tests.cni.calls import Config
 from tests.cni.fakes import Unreachable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,13 @@ def test_a_launcher_that_hangs_is_given_up(
     with pytest.raises(InstallError, match="did not answer VERSION within"):
         install(tmp_path)
     assert list((tmp_path / "bin").iterdir()) == []
+
+
+def test_a_package_in_site_packages_is_found_without_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = str(Path(module.__file__).parents[2])
+    monkeypatch.setattr(site, "getsitepackages", list)
+    assert f"sys.path.insert(0, {root!r})" in launcher("/usr/bin/python3")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [root])
+    assert "sys.path" not in launcher("/usr/bin/python3")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from grpclib import GRPCError, Status
 
+from metis.api.adaptiveipam.v1 import DeallocatePodIpRequest
 from metis.cni.plugin import run
 from metis.cni.protocol import version_text
 from tests.cni.calls import config, environ
@@ -130,6 +131,25 @@ def test_whatever_happens_is_one_line_on_stdout_and_a_traceback_in_the_log(
     assert str(log) in answer["details"]
     (line,) = log.read_text().splitlines()
     assert "Traceback" in line
+
+
+def test_a_result_is_never_followed_by_an_error_object(log: Path) -> None:
+    daemon, stdout = FakeIpam(), list[str]()
+
+    def write(text: str) -> None:
+        stdout.append(text)
+        raise KeyboardInterrupt  # the moment after the write
+
+    status = run(
+        environ(),
+        read=lambda: json.dumps(config(logFile=str(log))).encode(),
+        write=write,
+        complain=print,
+        open_channel=reach(daemon),
+    )
+    assert status == 1  # the runtime sends DEL, and the address is free already
+    assert len(stdout) == 1
+    assert isinstance(daemon.asked[-1], DeallocatePodIpRequest)
 
 
 def test_an_interrupt_while_reading_stdin_is_answered() -> None:

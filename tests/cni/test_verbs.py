@@ -18,10 +18,11 @@ from metis.api.adaptiveipam.v1 import (
     IpConfig,
     PodIp,
 )
+from metis.cni.client import OpenChannel
 from metis.cni.environment import REQUIRED
 from metis.cni.protocol import CNIError
 from metis.cni.spec import Request
-from metis.cni.verbs import VERBS, OpenChannel, perform
+from metis.cni.verbs import VERBS, perform
 from metis.health import NOT_SERVING, HealthService
 from tests.cni.calls import Config, config, environ, ipam, request
 from tests.cni.fakes import FakeIpam, Unreachable, reach

@@ -1,0 +1,1 @@
+"""Scenarios on real runtimes, in namespaces of their own."""

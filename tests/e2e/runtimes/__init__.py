@@ -1,0 +1,1 @@
+"""The programs that call the plugin: libcni itself, podman and containerd."""
