@@ -8,10 +8,10 @@ for every pod and must not pay for what it does not touch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # what type checkers take for true, without importing typing
 if TYPE_CHECKING:
     from metis.config import DaemonConfig as DaemonConfig
     from metis.daemon import Daemon as Daemon

@@ -92,17 +92,24 @@ LAYERS: dict[str, set[str]] = {
     },
     "cni.result": {"cni.spec", "model"},
     "cni.log": {"config"},
+    "cni.client": {"cni.protocol", "errors", "rpc.channel", "rpc.transport"},
     "cni.verbs": {
         "api",
+        "cni.client",
         "cni.protocol",
         "cni.result",
         "cni.spec",
         "errors",
         "model",
-        "rpc.channel",
-        "rpc.transport",
     },
-    "cni.plugin": {"cni.log", "cni.protocol", "cni.spec", "cni.verbs"},
+    "cni.plugin": {
+        "cni.client",
+        "cni.environment",
+        "cni.log",
+        "cni.protocol",
+        "cni.spec",
+        "cni.verbs",
+    },
     "cni.install": {"cni.protocol", "errors"},
 }
 """What each module may import of the project; what is not listed may not."""

@@ -18,6 +18,7 @@ from grpclib.exceptions import GRPCError
 from metis.api.google.rpc import Any as PackedDetail
 from metis.api.google.rpc import Status as PackedStatus
 from metis.api.message_pool import default_message_pool
+from metis.rpc.wire import check_wire
 
 PREFIX_BYTES = 5
 """One byte that says whether the message is compressed, four of length."""
@@ -122,10 +123,11 @@ class MessageCodec(CodecBase):
           GRPCError: INVALID_ARGUMENT; they hold none.
         """
         try:
+            check_wire(data, message_type)
             return message_type.parse(data)
         except Exception as exc:
-            # whatever betterproto2 meets in hostile bytes: ValueError, EOFError,
-            # UnicodeDecodeError, struct.error, IndexError, ...
+            # betterproto2 lets out whatever it meets: UnicodeDecodeError,
+            # struct.error, RecursionError, ...
             raise GRPCError(
                 Status.INVALID_ARGUMENT,
                 f"{type_name(message_type)} cannot be decoded: {_problem(exc)}",
