@@ -149,6 +149,8 @@ class Engine:
             try:
                 return await self._attempt(call)
             except PoolExhausted as shortage:
+                if self._time_of(shortage.next_free_ms) > call.patience_ends:
+                    raise
                 key = _key(shortage)
         return await self._allocate_in_turn(call, missing, key)
 

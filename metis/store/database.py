@@ -49,8 +49,8 @@ several times within the 10 s that a CNI client gives it.
 """
 
 _WAL_ATTEMPTS = 10
-"""Tries to change the journal mode; the second one is rare, the third was not seen
-with 200 processes that open a new file at once."""
+"""Tries to change the journal mode. Each but the last waits for the lock of whoever
+was faster, so two suffice where nobody is unlucky twice."""
 
 READERS = 2
 """Read-only connections: a long listing leaves one for everybody else."""

@@ -21,6 +21,13 @@ FIRST_STEP = 256
 LARGEST_STEP = 4096
 """Rows of the largest batch: about 20 ms, a pause that no caller notices."""
 
+ROTATION = 65_536
+"""Rows up to which a block prefers a fresh address to the one free for longest.
+
+With more, pods that come and go would fill the disk with the addresses of a /64
+one by one; with so many, an address rests for 18 hours at a pod a second.
+"""
+
 _INSERT = """
     WITH RECURSIVE step (place) AS (
       SELECT ?1 UNION ALL SELECT place + 1 FROM step WHERE place + 1 < ?2)

@@ -18,10 +18,8 @@ batches, from the network address upwards, when the rows it has do not suffice
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import apsw
 
@@ -30,15 +28,20 @@ from metis.model import (
     Allocation,
     CIDRBlock,
     Family,
-    IPUsage,
     Owner,
     Pod,
     Wanted,
 )
 from metis.store import seeding
-
-READY = "Ready"
-"""The state in which a block gives addresses; Draining and Deleting do not."""
+from metis.store.blocks import (
+    Block,
+    canonical,
+    has_block,
+    insert_block,
+    read_blocks,
+    ready,
+)
+from metis.store.usage import shortage
 
 _FIRST_FREE = """
     SELECT id, address, release_at FROM ip_addresses AS a
@@ -60,17 +63,6 @@ _FIRST_FREE_OF_OVERLAPPING = """
 """
 """The same where the original let blocks overlap: an address that somebody holds
 in another block of the network, or that cools there, is passed over."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A row of cidr_blocks whose range could be read."""
-
-    id: int
-    range: CIDRBlock
-    state: str
-    allocated_ips: int
-    seeded_ips: int | None
 
 
 def held(connection: apsw.Connection, owner: Owner) -> tuple[Allocation, ...]:
@@ -115,15 +107,15 @@ def allocate(
     for want in wanted:
         if want.family in found:
             continue
-        blocks = _blocks(connection, owner.network, want.family)
-        if want.block is not None and not _has(blocks, owner.network, want.block):
-            _insert_block(connection, now_ms, owner.network, want.block)
-            blocks = _blocks(connection, owner.network, want.family)
+        blocks = read_blocks(connection, owner.network, want.family)
+        if want.block is not None and not has_block(blocks, owner.network, want.block):
+            insert_block(connection, now_ms, owner.network, want.block)
+            blocks = read_blocks(connection, owner.network, want.family)
         taken = _take(connection, now_ms, owner, blocks, pod)
         if taken is not None:
             found[want.family] = taken
         else:
-            shortages.append(_shortage(connection, now_ms, owner.network, want.family))
+            shortages.append(shortage(connection, now_ms, owner.network, want.family))
     if shortages:
         raise max(shortages, key=_wait_for)
     return tuple(found[want.family] for want in wanted)
@@ -155,59 +147,6 @@ def release(
     return tuple(allocation for _, _, allocation in rows)
 
 
-def add_block(
-    connection: apsw.Connection, now_ms: int, network: str, block: CIDRBlock
-) -> None:
-    """Let a network be served from a block; nothing happens when it is already.
-
-    Raises:
-      InvalidRequest: the block overlaps another of the network in part.
-    """
-    if not _has(_blocks(connection, network, block.family), network, block):
-        _insert_block(connection, now_ms, network, block)
-
-
-def usage(
-    connection: apsw.Connection,
-    now_ms: int,
-    network: str,
-    family: Family,
-    position: int = 1,
-) -> IPUsage:
-    """How the addresses of a family are spent on a network.
-
-    Args:
-      connection: a reader will do.
-      now_ms: the stored time.
-      network: name of the network.
-      family: the family.
-      position: which address that becomes free `next_free_ms` is to tell: 1 the
-        next one, 2 the one after it. Addresses that are free now come first, as
-        free at `now_ms`. Only Ready blocks count for it.
-
-    Returns:
-      The counts over all blocks of the network, and the time.
-    """
-    blocks = _blocks(connection, network, family)
-    owned, cooling, reserved = _spent(connection, now_ms, blocks)
-    ends: list[int] = []
-    for block in _ready(blocks):
-        rows = connection.execute(
-            "SELECT max(coalesce(release_at, 0), ?) FROM ip_addresses"
-            " WHERE cidr_block_id = ? AND is_allocated = FALSE"
-            " ORDER BY release_at, id LIMIT ?",
-            (now_ms, block.id, position),
-        )
-        ends.extend(end for (end,) in rows)
-        unseeded = block.range.size - seeding.frontier(
-            connection, block.id, block.range, block.seeded_ips
-        )
-        ends.extend([now_ms] * min(unseeded, position))
-    ends.sort()
-    next_free_ms = ends[position - 1] if len(ends) >= position else None
-    return IPUsage(owned, cooling, reserved, next_free_ms)
-
-
 def _held_rows(
     connection: apsw.Connection, owner: Owner
 ) -> list[tuple[int, int, Allocation]]:
@@ -220,70 +159,20 @@ def _held_rows(
         (owner.container_id, owner.interface_name, owner.network),
     )
     return [
-        (row_id, block_id, Allocation(Family(family), address, _canonical(cidr)))
+        (row_id, block_id, Allocation(Family(family), address, canonical(cidr)))
         for family, row_id, block_id, address, cidr in sorted(rows)
     ]
-
-
-def _has(blocks: list[_Block], network: str, wanted: CIDRBlock) -> bool:
-    """Whether a range is among the blocks of a network.
-
-    Raises:
-      InvalidRequest: it is not, but overlaps one of them.
-    """
-    if any(block.range == wanted for block in blocks):
-        return True
-    for block in blocks:
-        if block.range.overlaps(wanted):
-            raise InvalidRequest(
-                f"CIDR block {wanted.cidr!r} overlaps {block.range.cidr!r} of network "
-                f"{network!r}: use that block, or one that shares no address with it"
-            )
-    return False
-
-
-def _insert_block(
-    connection: apsw.Connection, now_ms: int, network: str, block: CIDRBlock
-) -> None:
-    connection.execute(
-        "INSERT INTO cidr_blocks (cidr, network, ip_family, total_ips, allocated_ips,"
-        " state, created_at, updated_at, seeded_ips)"
-        " VALUES (?, ?, ?, ?, 0, ?, ?, ?, 0)",
-        (block.cidr, network, block.family, block.total_ips, READY, now_ms, now_ms),
-    )
-
-
-def _blocks(connection: apsw.Connection, network: str, family: Family) -> list[_Block]:
-    """The blocks of a network, oldest first.
-
-    Leaves out what the original let in and nobody can serve from: ranges that
-    do not parse, or are of the other family (IPv4-mapped ones).
-    """
-    rows = connection.execute(
-        "SELECT id, cidr, state, allocated_ips, seeded_ips FROM cidr_blocks"
-        " WHERE network = ? AND ip_family = ? ORDER BY id",
-        (network, family),
-    )
-    return [
-        _Block(block_id, parsed, state, allocated_ips, seeded_ips)
-        for block_id, cidr, state, allocated_ips, seeded_ips in rows
-        if (parsed := _parsed(cidr)) is not None and parsed.family is family
-    ]
-
-
-def _ready(blocks: list[_Block]) -> list[_Block]:
-    return [block for block in blocks if block.state == READY]
 
 
 def _take(
     connection: apsw.Connection,
     now_ms: int,
     owner: Owner,
-    blocks: list[_Block],
+    blocks: list[Block],
     pod: Pod,
 ) -> Allocation | None:
     """Make an owner the owner of the next address; None when none is free."""
-    for block in _ready(blocks):
+    for block in ready(blocks):
         overlapping = [
             other.range
             for other in blocks
@@ -316,7 +205,7 @@ def _pick(
     connection: apsw.Connection,
     now_ms: int,
     network: str,
-    block: _Block,
+    block: Block,
     overlapping: list[CIDRBlock],
 ) -> tuple[int, str] | None:
     """(row id, address) of the next address of a block, None when none is free."""
@@ -325,16 +214,15 @@ def _pick(
     seeded_ips = block.seeded_ips
     while True:
         row = connection.execute(query, bound).fetchone()
-        if row is None or row[2] is not None:  # no never-used row is left
-            seeded = seeding.extend(
-                connection, now_ms, block.id, block.range, seeded_ips
-            )
-            if seeded is not None:
-                seeded_ips = seeded
+        row_id, address, release_at = row or (0, "", math.inf)
+        grows = (seeded_ips or 0) < seeding.ROTATION
+        if release_at is not None and (grows or release_at > now_ms):
+            stop = seeding.extend(connection, now_ms, block.id, block.range, seeded_ips)
+            if stop is not None:
+                seeded_ips = stop
                 continue
-        if row is None or (row[2] or 0) > now_ms:
-            return None
-        row_id, address, _ = row
+            if release_at > now_ms:
+                return None
         if not _is_refused(address, block.range, overlapping):
             return row_id, address
         seeding.reserve(connection, now_ms, block.id, address)
@@ -355,80 +243,5 @@ def _is_refused(address: str, block: CIDRBlock, overlapping: list[CIDRBlock]) ->
     )
 
 
-def _shortage(
-    connection: apsw.Connection, now_ms: int, network: str, family: Family
-) -> PoolExhausted:
-    """What to tell a caller for whom nothing is free."""
-    blocks = _blocks(connection, network, family)
-    owned, cooling, reserved = _spent(connection, now_ms, blocks)
-    ends = [
-        _number(
-            connection,
-            "SELECT min(release_at) FROM ip_addresses WHERE cidr_block_id = ?"
-            " AND is_allocated = FALSE AND release_at > ?",
-            block.id,
-            now_ms,
-        )
-        for block in _ready(blocks)
-    ]
-    next_free_ms = min((end for end in ends if end is not None), default=None)
-    return PoolExhausted(
-        network,
-        family,
-        owned=owned,
-        cooling=cooling,
-        reserved=reserved,
-        next_free_ms=next_free_ms,
-        wait_ms=None if next_free_ms is None else next_free_ms - now_ms,
-    )
-
-
-def _spent(
-    connection: apsw.Connection, now_ms: int, blocks: list[_Block]
-) -> tuple[int, int, int]:
-    """(owned, cooling, reserved) addresses of blocks; only Ready ones cool."""
-    allocated = sum(block.allocated_ips for block in blocks)
-    reserved = sum(
-        _number(
-            connection,
-            "SELECT count(*) FROM ip_addresses WHERE container_id = ''"
-            " AND is_allocated = TRUE AND cidr_block_id = ?",
-            block.id,
-        )
-        or 0
-        for block in blocks
-    )
-    cooling = sum(
-        _number(
-            connection,
-            "SELECT count(*) FROM ip_addresses WHERE cidr_block_id = ?"
-            " AND is_allocated = FALSE AND release_at > ?",
-            block.id,
-            now_ms,
-        )
-        or 0
-        for block in _ready(blocks)
-    )
-    return allocated - reserved, cooling, reserved
-
-
-def _number(connection: apsw.Connection, query: str, *values: int) -> int | None:
-    (value,) = connection.execute(query, values).fetchall()[0]
-    return None if value is None else int(value)
-
-
-def _wait_for(shortage: PoolExhausted) -> float:
-    return math.inf if shortage.wait_ms is None else shortage.wait_ms
-
-
-@functools.lru_cache(maxsize=1024)  # as many blocks as a node will ever serve
-def _parsed(cidr: str) -> CIDRBlock | None:
-    try:
-        return CIDRBlock.parse(cidr)
-    except InvalidRequest:
-        return None
-
-
-def _canonical(cidr: str) -> str:
-    parsed = _parsed(cidr)
-    return cidr if parsed is None else parsed.cidr
+def _wait_for(found: PoolExhausted) -> float:
+    return math.inf if found.wait_ms is None else found.wait_ms

@@ -36,7 +36,9 @@ from metis.model import (
     Wanted,
 )
 from metis.store import sql, tables
+from metis.store.blocks import add_block
 from metis.store.database import Work, open_database
+from metis.store.usage import usage
 
 T = TypeVar("T")
 
@@ -180,9 +182,7 @@ class Store:
           InvalidRequest: the block overlaps another of the network in part.
           StoreError: the database failed; nothing was written.
         """
-        await self._write(
-            functools.partial(sql.add_block, network=network, block=block)
-        )
+        await self._write(functools.partial(add_block, network=network, block=block))
 
     async def held(self, owner: Owner) -> tuple[Allocation, ...]:
         """What an owner holds, IPv4 first.
@@ -206,9 +206,7 @@ class Store:
           StoreError: the database failed.
         """
         return await self._read(
-            functools.partial(
-                sql.usage, network=network, family=family, position=position
-            )
+            functools.partial(usage, network=network, family=family, position=position)
         )
 
     async def list_blocks(
@@ -292,6 +290,8 @@ class Store:
         except StoreError as error:
             # One exception each: several tasks will raise and extend it.
             return [type(error)(str(error)) for _ in group]
+        except Exception as error:  # a bug, but who waits must not wait for ever
+            return [StoreError(f"nothing was written: {error!r}") for _ in group]
         self._groups_done += 1
         self._requests_done += len(group)
         return answers

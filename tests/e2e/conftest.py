@@ -24,12 +24,17 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return isolation.run_again(config.invocation_params.args)
 
 
-@pytest.fixture(autouse=True)
-def node() -> Iterator[None]:
-    """The node of one scenario, which must end as it began."""
+@pytest.fixture(scope="session", autouse=True)
+def namespaces() -> None:
+    """Nothing of any scenario ever happens on the machine itself."""
     if not isolation.inside():
         unmet("end-to-end tests make namespaces: run them as root, with util-linux")
     require("iproute2", "ip")
+
+
+@pytest.fixture(autouse=True)
+def node(namespaces: None) -> Iterator[None]:
+    """The node of one scenario, which must end as it began."""
     before = traces()
     yield
     remove_bridges(keep=before)
@@ -47,12 +52,10 @@ def daemon(node: None, tmp_path: Path) -> Iterator[Daemon]:
     """
     daemon = Daemon(tmp_path)
     daemon.start()
-    try:
-        yield daemon
+    yield daemon
+    print(daemon.log_path.read_text())
+    if daemon.running:
         daemon.stop()
-    finally:
-        daemon.close()
-        print(daemon.log_path.read_text())
 
 
 @pytest.fixture(scope="session")

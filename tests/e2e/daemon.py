@@ -19,10 +19,10 @@ METIS = Path(sys.executable).with_name("metis")
 COOLDOWN = "10m"
 """Longer than any scenario, so that no address cools down within one."""
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 """Until a starting daemon must be ready."""
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 30.0
 """Until a daemon that was told to stop must have ended."""
 
 
@@ -65,9 +65,11 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-            assert _is_ready(self._process, notifications), (
-                f"the daemon is not ready: {self.log_path.read_text()}"
-            )
+            if not _is_ready(self._process, notifications):
+                self.kill()
+                raise AssertionError(
+                    f"the daemon is not ready: {self.log_path.read_text()}"
+                )
 
     def stop(self) -> None:
         """End it as a service manager does, and see that it ends well."""
@@ -75,12 +77,12 @@ class Daemon:
 
     def kill(self) -> None:
         """End it with SIGKILL: it gets no moment to tidy up."""
-        assert self._end(signal.SIGKILL) == -signal.SIGKILL
+        self._end(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Make sure that it does not run, whatever state it is in."""
-        if self._process is not None:
-            self._end(signal.SIGKILL)
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed since."""
+        return self._process is not None
 
     def table(self, name: str) -> list[dict[str, str]]:
         """All rows of "cidr-blocks" or "ip-addresses", through the admin command."""
@@ -108,10 +110,9 @@ def _is_ready(process: subprocess.Popen[bytes], notifications: socket.socket) ->
     pidfd = os.pidfd_open(process.pid)
     try:
         while True:
-            readable, _, _ = select.select(
-                [notifications, pidfd], [], [], START_SECONDS
-            )
-            if notifications not in readable:
+            waited_for = [notifications.fileno(), pidfd]
+            readable, _, _ = select.select(waited_for, [], [], START_SECONDS)
+            if notifications.fileno() not in readable:
                 return False
             if "READY=1" in notifications.recv(4096).decode().splitlines():
                 return True

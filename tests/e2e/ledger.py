@@ -48,12 +48,12 @@ class Ledger:
         }
 
     @property
-    def held_by(self) -> dict[str, set[str]]:
+    def held_by(self) -> dict[str, frozenset[str]]:
         """Addresses by the container that holds them."""
         held: dict[str, set[str]] = {}
         for row in self.owned:
             held.setdefault(row["container_id"], set()).add(row["address"])
-        return held
+        return {container: frozenset(its) for container, its in held.items()}
 
     @property
     def cooling_addresses(self) -> set[str]:

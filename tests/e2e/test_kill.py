@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import apsw
 import grpc
-import pytest
 
 from tests.e2e import ledger
 from tests.e2e.daemon import Daemon
-from tests.e2e.load import INTERFACE, Acknowledged, Ipam, Load
+from tests.e2e.load import Acknowledged, Ipam, Load
 
 NETWORK = "pods"
 SUBNETS = ("10.104.0.0/19", "fd00:104::/64")
@@ -50,6 +49,12 @@ def test_after_kill_9_under_load_every_acknowledged_address_is_there_once(
         container, addresses = next(iter(acknowledged.added.items()))
         assert ipam.add(container) == addresses
     ipam.close()
+
+    daemon.stop()
+    database = apsw.Connection(str(daemon.db_path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert database.pragma("integrity_check") == "ok"
+    assert not database.pragma("foreign_key_check")
+    database.close()
 
 
 def check(held: ledger.Ledger, acknowledged: Acknowledged) -> None:

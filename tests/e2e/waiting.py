@@ -8,8 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
-"""Seconds until a condition counts as failed; most hold at once."""
+PATIENCE = 60.0
+"""Seconds until a condition counts as failed; on an idle machine most hold at once."""
 
 PAUSE = 0.02
 """Seconds between two looks."""

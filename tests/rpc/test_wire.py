@@ -62,7 +62,7 @@ def test_no_message_that_is_cut_inside_a_field_passes(
     except ValueError:
         return
     # it was cut between two fields: what is left is a message of its own
-    assert bytes(type(message).parse(cut)) in (cut, whole)
+    assert bytes(type(message).parse(cut)) == cut
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ cni_conf_dir = "{network}"
 
 DEFAULT_HANDLER = "runc"
 
-CALL_SECONDS = 60.0
-"""Until any one call of the CRI must have answered; the kubelet gives 2 min."""
+CALL_SECONDS = 120.0
+"""Until any one call of the CRI must have answered, as the kubelet has it."""
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 """Until a containerd that was told to stop must have ended."""
 
 
@@ -133,15 +133,21 @@ class Containerd:
         """Remove every pod that is left, and stop."""
         if self._process is None:
             return
-        if self._process.poll() is None:
+        try:
             for pod in self._runtime.ListPodSandbox(
                 cri.ListPodSandboxRequest(), timeout=CALL_SECONDS
             ).items:
                 self.stop(pod.id)
                 self.remove(pod.id)
+        finally:
+            self._channel.close()
             self._process.send_signal(signal.SIGTERM)
-        self._channel.close()
-        self._process.wait(STOP_SECONDS)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                raise
 
     def run(self, name: str, handler: str = DEFAULT_HANDLER) -> Pod:
         """Start a pod; it has its network when this returns.
@@ -153,7 +159,6 @@ class Containerd:
             metadata=cri.PodSandboxMetadata(
                 name=name, namespace="e2e", uid=f"uid-{name}", attempt=0
             ),
-            # A group of its own needs a path, else the pod is put beside init.
             linux=cri.LinuxPodSandboxConfig(),
         )
         answer = self._runtime.RunPodSandbox(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +73,9 @@ class Libcni:
     def _run(self, *arguments: str) -> Any:
         done = subprocess.run(
             [
-                *(self.driver, "-conf", self.config_path, "-cache", self.cache),
-                *("-path", self.plugin_directory, *arguments),
+                *(str(self.driver), "-conf", str(self.config_path)),
+                *("-cache", str(self.cache), "-path", str(self.plugin_directory)),
+                *arguments,
             ],
             capture_output=True,
             text=True,

@@ -40,7 +40,9 @@ runroot = "{run}"
 class Podman:
     """One podman with one network."""
 
-    def __init__(self, directory: Path, plugin_directory: Path, network: Config) -> None:
+    def __init__(
+        self, directory: Path, plugin_directory: Path, network: Config
+    ) -> None:
         """Write the configuration.
 
         Args:
