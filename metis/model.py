@@ -50,6 +50,11 @@ class Family(enum.StrEnum):
         """Width of an address in bits."""
         return 32 if self is Family.IPV4 else 128
 
+    @classmethod
+    def of(cls, address: str) -> Family:
+        """The family of an address, told by its spelling."""
+        return cls.IPV6 if ":" in address else cls.IPV4
+
 
 def checked_name(what: str, value: str, *, required: bool = True) -> str:
     """Return `value` unchanged if it can serve as a name.

@@ -7,9 +7,10 @@ the environment is a mapping that somebody else read.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metis.cni.protocol import INVALID_ENVIRONMENT, CNIError, shown
 from metis.errors import InvalidRequest
@@ -42,9 +43,10 @@ POD_ARGS = {
     "K8S_POD_NAMESPACE": "pod namespace",
 }
 KNOWN_ARGS = frozenset(
-    {"IgnoreUnknown", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID", *POD_ARGS}
+    {"IgnoreUnknown", "IP", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID", *POD_ARGS}
 )
-"""What Kubernetes runtimes pass; accepted with and without IgnoreUnknown."""
+"""What we read and what Kubernetes runtimes pass; accepted with and without
+IgnoreUnknown."""
 
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -105,7 +107,21 @@ def read_environment(environ: Mapping[str, str]) -> Environment:
     )
 
 
-def parse_args(text: str) -> Pod:
+@dataclass(frozen=True, slots=True)
+class Args:
+    """What CNI_ARGS says.
+
+    Attributes:
+      pod: the pod's Kubernetes names.
+      requested: the address of IP=, in canonical form; empty for none
+        (CONVENTIONS.md of the specification, "CNI_ARGS").
+    """
+
+    pod: Pod = field(default_factory=Pod)
+    requested: tuple[str, ...] = ()
+
+
+def parse_args(text: str) -> Args:
     """Read CNI_ARGS, "KEY=VALUE;KEY=VALUE" (section 2, CNI_ARGS).
 
     Keys are case-sensitive; those not in KNOWN_ARGS need IgnoreUnknown=1 or
@@ -137,7 +153,23 @@ def parse_args(text: str) -> Pod:
         )
     for key, what in POD_ARGS.items():
         _check_name(what, values.get(key, ""), "CNI_ARGS", required=False)
-    return Pod(values.get("K8S_POD_NAME", ""), values.get("K8S_POD_NAMESPACE", ""))
+    return Args(
+        Pod(values.get("K8S_POD_NAME", ""), values.get("K8S_POD_NAMESPACE", "")),
+        _requested(values.get("IP", "")),
+    )
+
+
+def _requested(text: str) -> tuple[str, ...]:
+    """The address of IP=, which may carry a prefix length."""
+    if not text:
+        return ()
+    try:
+        return (str(ipaddress.ip_interface(text).ip),)
+    except ValueError:
+        raise _bad_args(
+            f"invalid address in {shown(f'IP={text}')}",
+            "write one address, 10.88.0.5 or 10.88.0.5/16",
+        ) from None
 
 
 def _bad_args(message: str, details: str) -> CNIError:

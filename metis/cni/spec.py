@@ -15,12 +15,12 @@ since an ADD, what that ADD took must come back.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from metis.cni import configuration
 from metis.cni.configuration import Configuration, Route, json_type
-from metis.cni.environment import NAME, REQUIRED, Environment, parse_args
+from metis.cni.environment import NAME, REQUIRED, Args, Environment, parse_args
 from metis.cni.protocol import (
     DECODING_FAILURE,
     IMPLIED_VERSION,
@@ -38,7 +38,7 @@ from metis.config import (
     DEFAULT_SOCKET_PATH,
     DaemonConfig,
 )
-from metis.model import Pod, Wanted
+from metis.model import Family, Pod, Wanted
 
 SINCE = {"CHECK": (0, 4, 0), "GC": (1, 1, 0), "STATUS": (1, 1, 0)}
 """The protocol version that brought a command, where it is not the first."""
@@ -66,6 +66,7 @@ class Request:
         on the commands of FREEING, as is `routes`.
       routes: to be handed on with the addresses.
       pod: the pod's Kubernetes names, as far as the runtime told them.
+      requested: addresses that the runtime asks for, in canonical form, on ADD.
       previous: the addresses of prevResult in canonical form, on CHECK.
       socket_path: the daemon's Unix socket.
       db_path: the database, for a plugin that must do without the daemon.
@@ -79,6 +80,7 @@ class Request:
     wanted: tuple[Wanted, ...] = ()
     routes: tuple[Route, ...] = ()
     pod: Pod = field(default_factory=Pod)
+    requested: tuple[str, ...] = ()
     previous: tuple[str, ...] = ()
     socket_path: str = DEFAULT_SOCKET_PATH
     db_path: str = DEFAULT_DB_PATH
@@ -153,7 +155,7 @@ def read_request(
     version = _checked_version(env.command, config)
     ipam = configuration.ipam_section(config)
     frees = env.command in FREEING
-    return Request(
+    request = Request(
         env=env,
         version=version,
         main=config.get("type") == program,
@@ -174,18 +176,45 @@ def read_request(
                 config, "releaseCooldown", DEFAULT_RELEASE_COOLDOWN
             )
         ),
-        pod=_pod(env),
     )
+    args = _args(env)
+    requested: tuple[str, ...] = ()
+    if env.command == "ADD":
+        requested = _checked_requests(args.requested, request.wanted)
+    return replace(request, pod=args.pod, requested=requested)
 
 
-def _pod(env: Environment) -> Pod:
-    """The pod's names, as far as they are told and matter."""
+def _args(env: Environment) -> Args:
+    """CNI_ARGS, as far as it is right and matters."""
     try:
         return parse_args(env.args)
     except CNIError:
         if env.command in ARGS_MATTER:
             raise
-        return Pod()
+        return Args()
+
+
+def _checked_requests(
+    requested: tuple[str, ...], wanted: tuple[Wanted, ...]
+) -> tuple[str, ...]:
+    """The requested addresses, if each is in a subnet that the pod is to be of."""
+    for address in requested:
+        if not any(_may_hold(want, address) for want in wanted):
+            subnets = [want.block.cidr for want in wanted if want.block is not None]
+            raise CNIError(
+                INVALID_CONFIGURATION,
+                f"the requested address {shown(address)} is in no subnet of the "
+                "configuration",
+                f"it must be in {' or '.join(subnets) or 'an IPv4 subnet'}",
+            )
+    return requested
+
+
+def _may_hold(want: Wanted, address: str) -> bool:
+    """Whether an address may be served for a family that is wanted."""
+    if want.block is not None:
+        return want.block.offset_of(address) is not None
+    return Family.of(address) is want.family
 
 
 def _checked_version(command: str, config: Configuration) -> str:

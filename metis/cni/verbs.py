@@ -219,6 +219,7 @@ def _allocate_request(request: Request) -> AllocatePodIpRequest:
         network=request.network,
         pod_name=request.pod.name,
         pod_namespace=request.pod.namespace,
+        requested_ips=list(request.requested),
     )
     for wanted in request.wanted:
         config = IpConfig(

@@ -152,11 +152,11 @@ KUBERNETES = [
 
 
 def test_what_kubernetes_passes_is_accepted_with_and_without_ignore_unknown() -> None:
-    assert parse_args(";".join(KUBERNETES)) == Pod("web-0", "shop")
-    assert parse_args(";".join(["IgnoreUnknown=1", *KUBERNETES])) == Pod(
+    assert parse_args(";".join(KUBERNETES)).pod == Pod("web-0", "shop")
+    assert parse_args(";".join(["IgnoreUnknown=1", *KUBERNETES])).pod == Pod(
         "web-0", "shop"
     )
-    assert parse_args(";".join([*KUBERNETES, "IgnoreUnknown=0"])) == Pod(
+    assert parse_args(";".join([*KUBERNETES, "IgnoreUnknown=0"])).pod == Pod(
         "web-0", "shop"
     )
 
@@ -181,7 +181,20 @@ def test_what_kubernetes_passes_is_accepted_with_and_without_ignore_unknown() ->
     ],
 )
 def test_args_may_be(text: str, pod: Pod) -> None:
-    assert parse_args(text) == pod
+    assert parse_args(text).pod == pod
+
+
+@pytest.mark.parametrize(
+    ("text", "requested"),
+    [
+        ("IP=", ()),
+        ("IP=10.0.0.9", ("10.0.0.9",)),
+        ("IP=10.0.0.9/16", ("10.0.0.9",)),
+        ("IgnoreUnknown=1;IP=FD00::0009;MAC=02:00:00:00:00:01", ("fd00::9",)),
+    ],
+)
+def test_args_may_ask_for_an_address(text: str, requested: tuple[str, ...]) -> None:
+    assert parse_args(text).requested == requested
 
 
 @pytest.mark.parametrize(
@@ -200,6 +213,8 @@ def test_args_may_be(text: str, pod: Pod) -> None:
         ("IgnoreUnknown=yes", "'IgnoreUnknown=yes'"),
         ("IgnoreUnknown=", "'IgnoreUnknown='"),
         ("IgnoreUnknown=1 ", "'IgnoreUnknown=1 '"),
+        ("IP=10.0.0.256", "'IP=10.0.0.256'"),
+        ("IP=10.0.0.1,10.0.0.2", "'IP=10.0.0.1,10.0.0.2'"),
         ("K8S_POD_NAME=a\nb", "pod name"),
         ("K8S_POD_NAME=a\udcff", "pod name"),
         ("K8S_POD_NAMESPACE=" + "n" * 1025, "pod namespace"),

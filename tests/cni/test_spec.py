@@ -441,6 +441,26 @@ def test_args_name_the_pod_and_are_checked_where_they_decide_something() -> None
     assert request("STATUS", config("1.1.0"), variables).pod == Pod()
 
 
+def test_a_requested_address_is_checked_on_add_alone() -> None:
+    asked = environ("ADD", CNI_ARGS="IP=10.240.0.9/22")
+    assert request("ADD", None, asked).requested == ("10.240.0.9",)
+    outside = environ("ADD", CNI_ARGS="IP=10.9.0.9")
+    error = refused("ADD", None, outside)
+    assert error.code == 7
+    assert "'10.9.0.9'" in error.message
+    assert "10.240.0.0/22" in error.details
+    for command in ("DEL", "CHECK"):
+        variables = environ(command, CNI_ARGS="IP=10.9.0.9")
+        assert request(command, config(prevResult={}), variables).requested == ()
+
+
+def test_without_ranges_any_ipv4_address_may_be_requested() -> None:
+    asked = environ("ADD", CNI_ARGS="IP=10.9.0.9")
+    assert request("ADD", config(ipam={"type": "metis"}), asked).requested
+    asked = environ("ADD", CNI_ARGS="IP=fd00::9")
+    assert refused("ADD", config(ipam={"type": "metis"}), asked).code == 7
+
+
 def test_a_wrong_configuration_is_named_before_wrong_args() -> None:
     variables = environ("ADD", CNI_ARGS="FOO=1")
     assert refused("ADD", config(ipam=ipam(subnet="x")), variables).code == 7

@@ -61,6 +61,14 @@ class AllocatePodIpRequest(betterproto2.Message):
 
     pod_namespace: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
 
+    requested_ips: "list[str]" = betterproto2.field(
+        100, betterproto2.TYPE_STRING, repeated=True
+    )
+    """
+    Addresses that the owner wants to have, at most one of each family that it
+    asks for; refused when one cannot be had.
+    """
+
 
 default_message_pool.register_message(
     "adaptiveipam.v1", "AllocatePodIPRequest", AllocatePodIpRequest
