@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from metis.daemon import Daemon as Daemon
     from metis.daemon import serve as serve
     from metis.errors import AddressInUse as AddressInUse
+    from metis.errors import AddressTaken as AddressTaken
     from metis.errors import InvalidRequest as InvalidRequest
     from metis.errors import MetisError as MetisError
     from metis.errors import NotAllocated as NotAllocated
@@ -36,6 +37,7 @@ _HOME = {
     "Daemon": "metis.daemon",
     "serve": "metis.daemon",
     "AddressInUse": "metis.errors",
+    "AddressTaken": "metis.errors",
     "InvalidRequest": "metis.errors",
     "MetisError": "metis.errors",
     "NotAllocated": "metis.errors",

@@ -14,6 +14,8 @@ is answered with `PoolExhausted` at once when none does.
           dual stack neither takes nor keeps from others what it cannot use yet.
   Rule 4: only the first of a line sleeps for the end of a cooldown; leaving a
           line wakes the next. Nobody polls.
+  Rule 5: whoever stands further behind counts the addresses that become free
+          in time, and goes at once when they do not reach to its place.
 
 May touch: the store and Trio's clock. Knows no gRPC.
 """
@@ -24,7 +26,7 @@ import bisect
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -51,6 +53,10 @@ FIRST_BUSY_PAUSE = 0.01
 LAST_BUSY_PAUSE = 0.25
 """Longest pause before a busy database is tried again, in seconds."""
 
+COUNTS_OF_A_MOVING_LINE = 3
+"""How often a call counts anew because the line moved while it did. After that
+it stays: a line that moves is a reason to, and its turn will tell."""
+
 _Key: TypeAlias = tuple[str, Family]
 """What a line is for: a network and a family."""
 
@@ -59,15 +65,15 @@ _Key: TypeAlias = tuple[str, Family]
 class EngineStatistics:
     """How many calls wait for an address, by network and family."""
 
-    waiting: dict[_Key, int]
+    waiting: Mapping[_Key, int]
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True, eq=False)
 class _Place:
-    """Where a call stands in a line."""
+    """Where a call stands in a line; the ticket tells when it arrived."""
 
     ticket: int
-    wake: trio.Event = field(default_factory=trio.Event, compare=False)
+    wake: trio.Event = field(default_factory=trio.Event)
 
     async def woken(self, deadline: float) -> bool:
         """Wait until the line moves or changes; False at the deadline."""
@@ -76,6 +82,54 @@ class _Place:
         moved = self.wake.is_set()
         self.wake = trio.Event()
         return moved
+
+
+@dataclass(slots=True)
+class _Line:
+    """The calls that wait for one family on one network, by arrival.
+
+    `tries` and `trying` count attempts to allocate, made by whoever is first:
+    while one runs, and when one has ended in between, what the database says and
+    who stands in the line do not go together.
+    """
+
+    places: list[_Place] = field(default_factory=list)
+    tries: int = 0
+    trying: int = 0
+    settled: trio.Event = field(default_factory=trio.Event)
+
+    def enter(self, place: _Place) -> None:
+        """Take the place of an arrival; whoever stands behind it counts anew."""
+        position = self.position(place.ticket)
+        for behind in self.places[position - 1 :]:
+            behind.wake.set()
+        self.places.insert(position - 1, place)
+
+    def leave(self, place: _Place) -> None:
+        """Give up a place; whoever is first then may try."""
+        self.places.remove(place)
+        self.wake_first()
+
+    def wake_first(self) -> None:
+        """Have the first one try, because something has changed."""
+        if self.places:
+            self.places[0].wake.set()
+
+    def position(self, ticket: int) -> int:
+        """1 for the first place, or where a new arrival would stand."""
+        return 1 + bisect.bisect_left(self.places, ticket, key=lambda p: p.ticket)
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Mark an attempt to allocate."""
+        self.trying += 1
+        try:
+            yield
+        finally:
+            self.trying -= 1
+            self.tries += 1
+            self.settled.set()
+            self.settled = trio.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +158,7 @@ class Engine:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tickets = itertools.count()
-        self._lines: dict[_Key, list[_Place]] = {}
+        self._lines: dict[_Key, _Line] = {}
 
     async def allocate(
         self,
@@ -131,7 +185,9 @@ class Engine:
           One allocation for each entry of `wanted`, in its order, committed.
 
         Raises:
-          InvalidRequest: nothing is wanted, or a block overlaps another in part.
+          InvalidRequest: nothing is wanted, a block overlaps another in part, or
+            a requested address can never be had.
+          AddressTaken: a requested address is another owner's now.
           PoolExhausted: nothing is free and nothing will be in time.
           StoreBusy: the database was busy until the deadline.
           StoreError: the database failed; nothing was written.
@@ -142,7 +198,7 @@ class Engine:
             # Whoever repeats a call that was served need not wait behind others.
             held = {a.family: a for a in reversed(await self._store.held(owner))}
             missing = [family for family in missing if family not in held]
-            if not missing:
+            if not missing and all(_is_met(want, held) for want in wanted):
                 return tuple(held[want.family] for want in wanted)
         key = self._line_ahead(call, missing)
         if key is None:
@@ -196,12 +252,14 @@ class Engine:
         Whoever frees addresses or adds a block calls it, after the commit.
         """
         line = self._lines.get((network, family))
-        if line:
-            line[0].wake.set()
+        if line is not None:
+            line.wake_first()
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of who waits."""
-        return EngineStatistics({key: len(line) for key, line in self._lines.items()})
+        return EngineStatistics(
+            {key: len(line.places) for key, line in self._lines.items()}
+        )
 
     async def _attempt(self, call: _Call) -> tuple[Allocation, ...]:
         return await _persist(
@@ -214,18 +272,19 @@ class Engine:
     ) -> tuple[Allocation, ...]:
         """Stand in the line of `key`, or of what lacks then, until served."""
         while True:
-            with self._place_in_line(key, call.ticket) as place:
-                await self._check_prospect(call, key)
+            with self._in_line(key, call) as (line, place):
                 while True:
                     ahead = self._line_ahead(call, missing)
                     if ahead == key:
+                        await self._check_prospect(call, key, line)
                         if not await place.woken(call.patience_ends):
                             raise await self._shortage(key)
                         continue
                     if ahead is not None:
                         break
                     try:
-                        return await self._attempt(call)
+                        with line.attempt():
+                            return await self._attempt(call)
                     except PoolExhausted as shortage:
                         ahead = _key(shortage)
                         if ahead != key:
@@ -241,33 +300,41 @@ class Engine:
         for family in families:
             key = (call.owner.network, family)
             line = self._lines.get(key)
-            if line and line[0].ticket < call.ticket:
+            if line is not None and line.position(call.ticket) > 1:
                 return key
         return None
 
     @contextlib.contextmanager
-    def _place_in_line(self, key: _Key, ticket: int) -> Iterator[_Place]:
-        """Hold a place, by order of arrival; wake who comes to stand first."""
-        line = self._lines.setdefault(key, [])
-        place = _Place(ticket)
-        bisect.insort(line, place)
+    def _in_line(self, key: _Key, call: _Call) -> Iterator[tuple[_Line, _Place]]:
+        """Stand in a line for the body of a `with`; the last one takes it away."""
+        line = self._lines.setdefault(key, _Line())
+        place = _Place(call.ticket)
+        line.enter(place)
         try:
-            yield place
+            yield line, place
         finally:
-            line.remove(place)
-            if line:
-                line[0].wake.set()
-            else:
+            line.leave(place)
+            if not line.places:
                 del self._lines[key]
 
-    async def _check_prospect(self, call: _Call, key: _Key) -> None:
-        """Refuse at once a call for which nothing becomes free in time."""
-        position = sum(place.ticket <= call.ticket for place in self._lines[key])
-        if position == 1:
-            return  # trying tells more than counting
-        usage = await self._store.usage(*key, position)
-        if self._time_of(usage.next_free_ms) > call.patience_ends:
-            raise await self._shortage(key)
+    async def _check_prospect(self, call: _Call, key: _Key, line: _Line) -> None:
+        """Refuse a call at whose place nothing becomes free in time (rule 5)."""
+        with trio.move_on_at(call.patience_ends):
+            for _ in range(COUNTS_OF_A_MOVING_LINE):
+                if line.trying:
+                    await line.settled.wait()
+                position, tries = line.position(call.ticket), line.tries
+                if position == 1:
+                    return
+                usage = await self._store.usage(*key, position)
+                if self._time_of(usage.next_free_ms) <= call.patience_ends:
+                    return
+                still = line.position(call.ticket) == position and line.tries == tries
+                if still and not line.trying:
+                    break
+            else:
+                return
+        raise await self._shortage(key)
 
     async def _shortage(self, key: _Key) -> PoolExhausted:
         """What to tell a call whose patience ends, with fresh counts."""
@@ -288,6 +355,11 @@ class Engine:
             return math.inf
         wait_ms = stored_ms - self._store.clock.now_ms()
         return trio.current_time() + wait_ms / 1000
+
+
+def _is_met(want: Wanted, held: dict[Family, Allocation]) -> bool:
+    """Whether what is held is what is wanted."""
+    return want.address in (None, held[want.family].address)
 
 
 def _key(shortage: PoolExhausted) -> _Key:

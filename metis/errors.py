@@ -66,6 +66,13 @@ class PoolExhausted(MetisError):
         )
 
 
+class AddressTaken(MetisError):
+    """The address that was asked for by name is another owner's now.
+
+    Held, or cooling after another owner; asking again later may help.
+    """
+
+
 class NotAllocated(MetisError):
     """The owner holds no address on the network."""
 

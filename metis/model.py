@@ -223,6 +223,7 @@ class Wanted:
       family: the family of the address.
       block: the block to serve the network from when it does not have it yet,
         or None to use only what the network has.
+      address: the address that it must be, in canonical form, or None for any.
 
     Raises:
       InvalidRequest: the block is of the other family.
@@ -230,6 +231,7 @@ class Wanted:
 
     family: Family
     block: CIDRBlock | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block.family is not self.family:

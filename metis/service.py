@@ -33,6 +33,7 @@ from metis.api.admin.v1 import (
 from metis.api.google.rpc import ErrorInfo
 from metis.engine import Engine
 from metis.errors import (
+    AddressTaken,
     InvalidRequest,
     MetisError,
     NotAllocated,
@@ -49,6 +50,8 @@ from metis.model import (
     Pod,
     TablePage,
     Wanted,
+    format_address,
+    parse_address,
 )
 from metis.store.store import Store
 
@@ -175,6 +178,8 @@ def grpc_error(error: MetisError) -> GRPCError:
                     reason="POOL_EXHAUSTED", domain=ERROR_DOMAIN, metadata=figures
                 )
             ]
+        case AddressTaken():
+            status = Status.RESOURCE_EXHAUSTED
         case NotAllocated():
             status = Status.NOT_FOUND
         case StoreBusy() | StoreUnavailable():
@@ -225,12 +230,36 @@ def _owner_and_wanted(message: AllocatePodIpRequest) -> tuple[Owner, list[Wanted
                 for _, config in configs
             )
         )
-    return owners.pop(), [_wanted(family, config) for family, config in configs]
+    requested = _requested(message.requested_ips, [family for family, _ in configs])
+    return owners.pop(), [
+        _wanted(family, config, requested.get(family)) for family, config in configs
+    ]
 
 
-def _wanted(family: Family, config: IpConfig) -> Wanted:
+def _requested(addresses: list[str], families: list[Family]) -> dict[Family, str]:
+    """The requested addresses by family, in canonical form."""
+    requested: dict[Family, str] = {}
+    for text in addresses:
+        family = Family.of(text)
+        try:
+            address = format_address(family, parse_address(family, text))
+        except ValueError:
+            raise InvalidRequest(
+                f"requested address {text[:64]!r} is not an IP address: "
+                "write it without a prefix, for example '10.240.0.9'"
+            ) from None
+        if family not in families or family in requested:
+            raise InvalidRequest(
+                f"requested address {address!r} is one too many: at most one of each "
+                f"family asked for ({', '.join(families)}) can be requested"
+            )
+        requested[family] = address
+    return requested
+
+
+def _wanted(family: Family, config: IpConfig, address: str | None) -> Wanted:
     cidr = config.initial_pod_cidr
-    return Wanted(family, CIDRBlock.parse(cidr, family) if cidr else None)
+    return Wanted(family, CIDRBlock.parse(cidr, family) if cidr else None, address)
 
 
 def _pod_ip(allocation: Allocation) -> PodIp:

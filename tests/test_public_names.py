@@ -11,6 +11,7 @@ import metis
 
 PUBLIC = {
     "AddressInUse",
+    "AddressTaken",
     "Daemon",
     "DaemonConfig",
     "InvalidRequest",

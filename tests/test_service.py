@@ -22,6 +22,7 @@ from metis.api.admin.v1 import (
 )
 from metis.api.google.rpc import ErrorInfo
 from metis.errors import (
+    AddressTaken,
     InvalidRequest,
     MetisError,
     NotAllocated,
@@ -214,6 +215,35 @@ async def test_the_tables_show_names_and_take_a_filter(tmp_path: Path) -> None:
     assert len(blocks.rows) == 1
 
 
+async def test_a_requested_address_is_given_or_refused_by_name(tmp_path: Path) -> None:
+    def asking(
+        container_id: str, *ips: str, v6: str | None = None
+    ) -> AllocatePodIpRequest:
+        message = request(container_id, v6=v6)
+        message.requested_ips = list(ips)
+        return message
+
+    async with serving(tmp_path) as (channel, _):
+        stub = AdaptiveIpamStub(channel)
+        both = await stub.allocate_pod_ip(
+            asking("c1", "FD00:1::0009", "10.1.0.9", v6=V6)
+        )
+        assert addresses(both) == ("10.1.0.9", "fd00:1::9")
+        refusals = {
+            ("10.1.0.9",): (Status.RESOURCE_EXHAUSTED, "held by another owner"),
+            ("10.1.0.1",): (Status.INVALID_ARGUMENT, "gateway"),
+            ("10.2.0.1",): (Status.INVALID_ARGUMENT, "10.1.0.0/24"),
+            ("10.1.0.9/24",): (Status.INVALID_ARGUMENT, "'10.1.0.9/24'"),
+            ("fd00:1::1",): (Status.INVALID_ARGUMENT, "one too many"),
+            ("10.1.0.7", "10.1.0.8"): (Status.INVALID_ARGUMENT, "'10.1.0.8'"),
+        }
+        for ips, (status, named) in refusals.items():
+            with pytest.raises(GRPCError) as caught:
+                await stub.allocate_pod_ip(asking("c2", *ips))
+            assert caught.value.status is status
+            assert named in str(caught.value.message)
+
+
 async def test_pages_lead_from_one_to_the_next(tmp_path: Path) -> None:
     async with serving(tmp_path) as (channel, _):
         await AdaptiveIpamStub(channel).allocate_pod_ip(request("c1"))
@@ -234,6 +264,7 @@ async def test_pages_lead_from_one_to_the_next(tmp_path: Path) -> None:
     ("error", "status"),
     [
         (InvalidRequest("x"), Status.INVALID_ARGUMENT),
+        (AddressTaken("x"), Status.RESOURCE_EXHAUSTED),
         (NotAllocated("x"), Status.NOT_FOUND),
         (StoreBusy("x"), Status.UNAVAILABLE),
         (StoreUnavailable("x"), Status.UNAVAILABLE),

@@ -19,3 +19,16 @@ CREATE TABLE IF NOT EXISTS metis_boot (
   boot_id TEXT PRIMARY KEY,
   offset_ms INTEGER NOT NULL
 );
+
+-- Who gave an address back last. An owner that comes back while its address is
+-- cooling gets it again. A note counts only while release_at is that of the
+-- address: the original, which may use the row meanwhile, leaves notes alone.
+CREATE TABLE IF NOT EXISTS metis_former_owners (
+  address_id INTEGER PRIMARY KEY REFERENCES ip_addresses (id) ON DELETE CASCADE,
+  container_id TEXT NOT NULL,
+  interface_name TEXT NOT NULL,
+  release_at INTEGER NOT NULL
+);
+
+CREATE INDEX IF NOT EXISTS metis_former_owners_by_owner
+  ON metis_former_owners (container_id, interface_name);

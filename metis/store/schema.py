@@ -38,6 +38,8 @@ _ADDED = {
     "metis_ip_addresses_by_release",
     "metis_cidr_blocks_by_network",
     "metis_boot",
+    "metis_former_owners",
+    "metis_former_owners_by_owner",
 }
 """What additions.sql makes."""
 

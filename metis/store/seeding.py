@@ -72,8 +72,7 @@ def extend(
     stop = min(start + min(max(start, FIRST_STEP), LARGEST_STEP), block.size)
     connection.execute(_INSERT, (start, stop, block.cidr, block_id, now_ms))
     for offset in block.reserved_offsets:
-        if start <= offset < stop:
-            reserve(connection, now_ms, block_id, block.address_at(offset))
+        reserve(connection, now_ms, block_id, block.address_at(offset))
     connection.execute(
         "UPDATE cidr_blocks SET seeded_ips = ?, updated_at = ? WHERE id = ?",
         (stop, now_ms, block_id),
@@ -89,12 +88,15 @@ def frontier(
 ) -> int:
     """The offset of the first address of a block that has no row.
 
-    Usually `seeded_ips`. The original does not keep that column: where it has
-    seeded, upwards and without gaps, the end is searched in O(log n) look-ups.
+    That is `seeded_ips`, although single addresses above it have rows when they
+    were asked for by name. The original does not keep the column: where it alone
+    has seeded, upwards and without gaps, the end is searched in O(log n) look-ups.
     """
-    low, step = seeded_ips or 0, 1
-    if low >= block.size or not _has_row(connection, block_id, block, low):
-        return low
+    if seeded_ips is not None:
+        return seeded_ips
+    if not _has_row(connection, block_id, block, 0):
+        return 0
+    low, step = 0, 1
     while low + step < block.size and _has_row(connection, block_id, block, low + step):
         low, step = low + step, step * 2
     high = min(low + step, block.size)
@@ -110,7 +112,7 @@ def frontier(
 def reserve(
     connection: apsw.Connection, now_ms: int, block_id: int, address: str
 ) -> None:
-    """Set an address aside that no pod may get, unless it is allocated already."""
+    """Set an address aside that no pod may get, if its row is there and free."""
     connection.execute(
         "UPDATE ip_addresses SET is_allocated = TRUE, container_id = '', "
         "release_at = NULL, updated_at = ? "

@@ -32,7 +32,7 @@ from metis.model import (
     Pod,
     Wanted,
 )
-from metis.store import seeding
+from metis.store import claims, seeding
 from metis.store.blocks import (
     Block,
     canonical,
@@ -80,7 +80,8 @@ def allocate(
     """Give an owner the addresses that it asks for.
 
     What it holds already is answered as it is, so a repeated call changes
-    nothing and a call whose other half was missing adds only that.
+    nothing and a call whose other half was missing adds only that. An address to
+    which it has a claim (`metis.store.claims`) comes before the next free one.
 
     Args:
       connection: with a transaction begun; an error leaves it to be rolled back.
@@ -93,7 +94,9 @@ def allocate(
       One allocation for each entry of `wanted`, in its order.
 
     Raises:
-      InvalidRequest: nothing is wanted, or a block overlaps another in part.
+      InvalidRequest: nothing is wanted, a block overlaps another in part, or an
+        address is requested that the owner can never get.
+      AddressTaken: a requested address is another owner's.
       PoolExhausted: a family has nothing free; of two such families, the one
         that stays so for longer.
     """
@@ -106,14 +109,17 @@ def allocate(
     shortages = []
     for want in wanted:
         if want.family in found:
+            _check_held(found[want.family], want)
             continue
         blocks = read_blocks(connection, owner.network, want.family)
         if want.block is not None and not has_block(blocks, owner.network, want.block):
             insert_block(connection, now_ms, owner.network, want.block)
             blocks = read_blocks(connection, owner.network, want.family)
-        taken = _take(connection, now_ms, owner, blocks, pod)
-        if taken is not None:
-            found[want.family] = taken
+        picked = _claimed(connection, now_ms, owner, blocks, want) or _pick(
+            connection, now_ms, owner.network, blocks
+        )
+        if picked is not None:
+            found[want.family] = _give(connection, now_ms, owner, pod, *picked)
         else:
             shortages.append(shortage(connection, now_ms, owner.network, want.family))
     if shortages:
@@ -136,13 +142,15 @@ def release(
       What was released; empty when nothing was held, which is no error.
     """
     rows = _held_rows(connection, owner)
+    release_at = now_ms + cooldown_ms
     for row_id, block_id, _ in rows:
         connection.execute(
             "UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL, "
             "interface_name = NULL, pod_name = NULL, pod_namespace = NULL, "
             "allocated_at = NULL, release_at = ?, updated_at = ? WHERE id = ?",
-            (now_ms + cooldown_ms, now_ms, row_id),
+            (release_at, now_ms, row_id),
         )
+        claims.remember(connection, row_id, owner, release_at)
         seeding.count(connection, now_ms, block_id, -1)
     return tuple(allocation for _, _, allocation in rows)
 
@@ -164,44 +172,73 @@ def _held_rows(
     ]
 
 
-def _take(
+def _check_held(held_already: Allocation, want: Wanted) -> None:
+    """Refuse an owner that holds an address and asks for another by name."""
+    if want.address not in (None, held_already.address):
+        raise InvalidRequest(
+            f"address {want.address!r} is requested, but the owner holds "
+            f"{held_already.address!r}: release that one first"
+        )
+
+
+def _claimed(
     connection: apsw.Connection,
     now_ms: int,
     owner: Owner,
     blocks: list[Block],
+    want: Wanted,
+) -> tuple[Block, int, str] | None:
+    """(block, row id, address) to which the owner has a claim, if there is one."""
+    if want.address is not None:
+        return claims.find_requested(connection, now_ms, owner, blocks, want.address)
+    return claims.find_former(connection, now_ms, owner, blocks)
+
+
+def _give(
+    connection: apsw.Connection,
+    now_ms: int,
+    owner: Owner,
     pod: Pod,
-) -> Allocation | None:
-    """Make an owner the owner of the next address; None when none is free."""
+    block: Block,
+    row_id: int,
+    address: str,
+) -> Allocation:
+    """Make an owner the owner of a free row."""
+    connection.execute(
+        "UPDATE ip_addresses SET is_allocated = TRUE, container_id = ?, "
+        "interface_name = ?, pod_name = ?, pod_namespace = ?, "
+        "release_at = NULL, allocated_at = ?, updated_at = ? WHERE id = ?",
+        (
+            owner.container_id,
+            owner.interface_name,
+            pod.name or None,
+            pod.namespace or None,
+            now_ms,
+            now_ms,
+            row_id,
+        ),
+    )
+    seeding.count(connection, now_ms, block.id, 1)
+    return Allocation(block.range.family, address, block.range.cidr)
+
+
+def _pick(
+    connection: apsw.Connection, now_ms: int, network: str, blocks: list[Block]
+) -> tuple[Block, int, str] | None:
+    """(block, row id, address) of the next address; None when none is free."""
     for block in ready(blocks):
         overlapping = [
             other.range
             for other in blocks
             if other is not block and other.range.overlaps(block.range)
         ]
-        picked = _pick(connection, now_ms, owner.network, block, overlapping)
-        if picked is None:
-            continue
-        row_id, address = picked
-        connection.execute(
-            "UPDATE ip_addresses SET is_allocated = TRUE, container_id = ?, "
-            "interface_name = ?, pod_name = ?, pod_namespace = ?, "
-            "release_at = NULL, allocated_at = ?, updated_at = ? WHERE id = ?",
-            (
-                owner.container_id,
-                owner.interface_name,
-                pod.name or None,
-                pod.namespace or None,
-                now_ms,
-                now_ms,
-                row_id,
-            ),
-        )
-        seeding.count(connection, now_ms, block.id, 1)
-        return Allocation(block.range.family, address, block.range.cidr)
+        picked = _pick_from(connection, now_ms, network, block, overlapping)
+        if picked is not None:
+            return block, *picked
     return None
 
 
-def _pick(
+def _pick_from(
     connection: apsw.Connection,
     now_ms: int,
     network: str,

@@ -31,6 +31,10 @@ _VALUE_BYTES = 4
 _ROW_BYTES = 5
 """Protobuf's share of a row below 256 MiB: one byte of tag, four of length."""
 
+_MOST_TERMS = 64
+"""Most terms of a filter: far more than there are columns, and far fewer than the
+1,000 at which SQLite refuses an expression."""
+
 _NULL = "NULL"
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -64,13 +68,20 @@ def _show_time(value: Value) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _read_integer(text: str) -> Value:
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError
+    return number
+
+
 def _read_boolean(text: str) -> Value:
     return {"true": 1, "1": 1, "false": 0, "0": 0}[text.lower()]
 
 
 def _read_time(text: str) -> Value:
     if text.isdecimal():
-        return int(text)
+        return _read_integer(text)
     moment = datetime.datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
@@ -78,7 +89,7 @@ def _read_time(text: str) -> Value:
 
 
 _TEXT = _Kind("default", _show_text, str)
-_INTEGER = _Kind("1", _show_text, int)
+_INTEGER = _Kind("1", _show_text, _read_integer)
 _BOOLEAN = _Kind("true", _show_boolean, _read_boolean)
 _TIME = _Kind("2026-01-31T12:00:00.000Z", _show_time, _read_time)
 
@@ -244,6 +255,8 @@ def parse_filter(
                 f"use one of {', '.join(columns)}"
             )
         pairs.append((name, _filter_value(name, columns[name][1], term)))
+        if len(pairs) > _MOST_TERMS:
+            raise InvalidRequest(f"filter has more than {_MOST_TERMS} terms: use fewer")
         position = term.end()
         more = term["and"] is not None
     return pairs

@@ -19,15 +19,17 @@ def prepare(
     boottime_ms: int = 0,
     walltime_ms: int = START_MS,
 ) -> int:
-    with connection:
-        offset_ms = schema.prepare(
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        return schema.prepare(
             connection,
             boot_id=boot_id,
             boottime_ms=boottime_ms,
             walltime_ms=walltime_ms,
             cooldown_ms=COOLDOWN_MS,
         )
-    return offset_ms
+    finally:
+        connection.execute("COMMIT")
 
 
 def test_a_new_database_becomes_version_1() -> None:

@@ -238,6 +238,16 @@ def test_never_used_addresses_come_before_released_ones(
     ]
 
 
+def test_a_block_grows_before_it_gives_an_address_again(
+    connection: apsw.Connection,
+) -> None:
+    for number in range(254):
+        give(connection, owner(f"c{number}"), want("10.0.0.0/22"))
+    take_back(connection, owner("c7"))
+    late = 10 * COOLDOWN_MS
+    assert give(connection, owner("d"), IPV4, now_ms=late) == ["10.0.1.0"]
+
+
 def test_the_address_free_for_longest_comes_first(connection: apsw.Connection) -> None:
     addresses = give_all(connection, want("10.0.0.0/29"))
     order = [3, 0, 4, 1, 2]

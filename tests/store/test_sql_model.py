@@ -182,7 +182,7 @@ class Allocations(RuleBasedStateMachine):
         self, owner: Owner, wanted: tuple[Wanted, ...]
     ) -> list[str] | type[Exception]:
         """The answer that a call must get; the model takes it over."""
-        mine = {family: address for family, address in reversed(self._held(owner))}
+        mine = dict(reversed(self._held(owner)))
         added: list[tuple[list[ModelBlock], ModelBlock]] = []
         picked: list[ModelAddress] = []
         answer: list[str] = []

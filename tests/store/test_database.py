@@ -1,0 +1,531 @@
+"""Real files: opening them, refusing them, and transactions on them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+import trio
+
+from metis.errors import (
+    InvalidRequest,
+    StoreBusy,
+    StoreError,
+    StoreIncompatible,
+    StoreUnavailable,
+)
+from metis.model import Pod
+from metis.store import database, sql
+from metis.store.database import Database, Work, open_database, translated
+from tests.store.databases import ManualClock, check_invariants, owner, want
+
+NOBODY = 65534
+
+
+async def opened(
+    path: Path, *, clock: ManualClock | None = None, synchronous: str = "NORMAL"
+) -> Database:
+    return await open_database(
+        str(path),
+        clock=clock or ManualClock(),
+        cooldown_ms=60_000,
+        synchronous=synchronous,
+    )
+
+
+def allocation(container: str, cidr: str = "10.0.0.0/24") -> Work[object]:
+    return functools.partial(
+        sql.allocate, owner=owner(container), wanted=[want(cidr)], pod=Pod()
+    )
+
+
+def execute(statement: str) -> Work[object]:
+    return lambda connection, _: connection.execute(statement).fetchall()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """Every file of a directory with what is in it."""
+    return {each.name: each.read_bytes() for each in path.iterdir()}
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Run without root's rights, which no permission bit binds."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that the unprivileged may reach, as pytest's own is not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+async def test_a_new_database_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "metis.sqlite"
+    db = await opened(path)
+    await db.write([allocation("c1")])
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for each in path.parent.iterdir():
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600, each
+    assert len(list(path.parent.iterdir())) == 3
+    await db.aclose()
+    assert [each.name for each in path.parent.iterdir()] == ["metis.sqlite"]
+
+
+async def test_modes_that_somebody_chose_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metis.sqlite"
+    path.touch()
+    os.chmod(tmp_path, 0o750)
+    os.chmod(path, 0o640)
+    await (await opened(path)).aclose()
+    assert stat.S_IMODE(os.stat(tmp_path).st_mode) == 0o750
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
+
+
+@pytest.mark.parametrize(("synchronous", "number"), [("NORMAL", 1), ("FULL", 2)])
+async def test_the_writer_has_the_pragmas_of_the_original(
+    tmp_path: Path, synchronous: str, number: int
+) -> None:
+    db = await opened(tmp_path / "metis.sqlite", synchronous=synchronous)
+    writer = db._writer
+    assert writer.pragma("journal_mode") == "wal"
+    assert writer.pragma("foreign_keys") == 1
+    assert writer.pragma("synchronous") == number
+    assert writer.pragma("busy_timeout") == database.BUSY_TIMEOUT_MS
+    await db.aclose()
+
+
+async def test_opening_again_changes_no_byte(tmp_path: Path) -> None:
+    path = tmp_path / "metis.sqlite"
+    db = await opened(path)
+    await db.write([allocation("c1")])
+    await db.aclose()
+    before = files(tmp_path)
+    await (await opened(path)).aclose()
+    assert files(tmp_path) == before
+
+
+async def test_the_clock_outlives_a_stepped_wall_clock(tmp_path: Path) -> None:
+    path, clock = tmp_path / "metis.sqlite", ManualClock()
+    db = await opened(path, clock=clock)
+    now_ms = db.clock.now_ms()
+    await db.aclose()
+    clock.walltime -= 86_400_000
+    clock.boottime += 7
+    db = await opened(path, clock=clock)
+    assert db.clock.now_ms() == now_ms + 7
+    await db.aclose()
+    clock.boot, clock.boottime = "boot-2", 0
+    db = await opened(path, clock=clock)
+    assert db.clock.now_ms() == clock.walltime
+    await db.aclose()
+
+
+def newer(path: Path, journal_mode: str) -> apsw.Connection:
+    """A database of a version to come; its connection stays open."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", journal_mode)
+    connection.execute("CREATE TABLE cidr_blocks (id)")
+    connection.pragma("user_version", 2)
+    return connection
+
+
+@pytest.mark.parametrize("journal_mode", ["wal", "delete"])
+async def test_a_newer_version_is_left_as_it_is(
+    tmp_path: Path, journal_mode: str
+) -> None:
+    path = tmp_path / "metis.sqlite"
+    newer(path, journal_mode).close()
+    before = files(tmp_path)
+    with pytest.raises(StoreIncompatible, match=r"metis\.sqlite.*version 2"):
+        await opened(path)
+    assert files(tmp_path) == before
+
+
+async def test_a_newer_version_keeps_the_log_of_its_crash(tmp_path: Path) -> None:
+    alive, dead = tmp_path / "alive", tmp_path / "dead"
+    alive.mkdir()
+    connection = newer(alive / "metis.sqlite", "wal")
+    shutil.copytree(alive, dead, ignore=shutil.ignore_patterns("*-shm"))
+    connection.close()
+    before = files(dead)
+    assert before["metis.sqlite-wal"] != b""
+    with pytest.raises(StoreIncompatible, match="version 2"):
+        await opened(dead / "metis.sqlite")
+    after = files(dead)
+    after.pop("metis.sqlite-shm", None)  # an index of the log, kept by readers too
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"xy",
+        b"not a database\n" * 500,
+        b" " * 4096,
+        b"\0" * 4096,
+        bytes(range(256)) * 64,
+    ],
+)
+async def test_a_file_that_is_no_database_is_left_as_it_is(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "metis.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(StoreIncompatible, match=r"metis\.sqlite.*not a database"):
+        await opened(path)
+    assert files(tmp_path) == {"metis.sqlite": content}
+
+
+async def test_a_database_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "songs.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE songs (title)")
+    connection.close()
+    before = files(tmp_path)
+    with pytest.raises(StoreIncompatible, match=r"songs\.sqlite.*holds 'songs'"):
+        await opened(path)
+    assert files(tmp_path) == before
+
+
+async def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "metis.sqlite"
+    path.touch()
+    await (await opened(path)).aclose()
+    assert path.stat().st_size > 0
+
+
+async def test_a_directory_in_its_place_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="not a regular file"):
+        await opened(tmp_path)
+
+
+async def test_a_file_in_place_of_its_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        StoreUnavailable, match=r"directory '.*/file' .* cannot be made"
+    ):
+        await opened(tmp_path / "file" / "metis.sqlite")
+
+
+async def test_a_directory_that_cannot_be_made_is_named(open_directory: Path) -> None:
+    with (
+        unprivileged(),
+        pytest.raises(StoreUnavailable, match=r"'.*/new' .*Permission denied"),
+    ):
+        await opened(open_directory / "new" / "metis.sqlite")
+
+
+async def test_a_database_that_cannot_be_made_is_named(open_directory: Path) -> None:
+    with (
+        unprivileged(),
+        pytest.raises(StoreUnavailable, match=r"metis\.sqlite.*Permission denied"),
+    ):
+        await opened(open_directory / "metis.sqlite")
+    assert files(open_directory) == {}
+
+
+async def test_a_database_in_a_read_only_directory_is_refused(
+    open_directory: Path,
+) -> None:
+    path = open_directory / "metis.sqlite"
+    await (await opened(path)).aclose()
+    path.chmod(0o666)
+    with unprivileged(), pytest.raises(StoreUnavailable, match="is not writable"):
+        await opened(path)
+
+
+async def test_a_read_only_database_is_refused_untouched(open_directory: Path) -> None:
+    path = open_directory / "metis.sqlite"
+    await (await opened(path)).aclose()
+    before = files(open_directory)
+    os.chmod(open_directory, 0o777)
+    os.chmod(path, 0o444)
+    with unprivileged(), pytest.raises(StoreUnavailable, match="the file is read-only"):
+        await opened(path)
+    assert files(open_directory) == before
+
+
+@pytest.fixture
+async def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """A database with one owner, c1, whose busy timeout is over at once."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    db = await opened(tmp_path / "metis.sqlite")
+    await db.write([allocation("c1")])
+    return db
+
+
+def addresses(answers: list[object]) -> list[str | type]:
+    """What was answered: the address, or the class of the error."""
+    return [
+        answer[0].address if isinstance(answer, tuple) else type(answer)
+        for answer in answers
+    ]
+
+
+async def test_a_group_is_answered_request_by_request(db: Database) -> None:
+    answers = await db.write([allocation("c2"), allocation("c1"), allocation("c3")])
+    assert addresses(answers) == ["10.0.0.3", "10.0.0.2", "10.0.0.4"]
+
+
+async def test_an_error_undoes_its_own_writes_alone(db: Database) -> None:
+    def half_done(connection: apsw.Connection, now_ms: int) -> object:
+        allocation("half")(connection, now_ms)
+        raise ZeroDivisionError
+
+    answers = await db.write(
+        [
+            allocation("c2"),
+            half_done,
+            execute("INSERT INTO cidr_blocks (cidr) VALUES (NULL)"),
+            allocation("c3", "10.0.0.0/25"),
+            allocation("c4"),
+        ]
+    )
+    assert addresses(answers) == [
+        "10.0.0.3",
+        ZeroDivisionError,
+        StoreError,
+        InvalidRequest,
+        "10.0.0.4",
+    ]
+    assert (
+        await db.read(lambda connection, _: sql.held(connection, owner("half"))) == ()
+    )
+    await db.read(lambda connection, _: check_invariants(connection))
+
+
+async def test_the_error_of_a_single_request_undoes_it(db: Database) -> None:
+    def half_done(connection: apsw.Connection, now_ms: int) -> object:
+        allocation("half")(connection, now_ms)
+        raise ZeroDivisionError
+
+    assert addresses(await db.write([half_done])) == [ZeroDivisionError]
+    assert addresses(
+        await db.write([execute("INSERT INTO cidr_blocks (cidr) VALUES (NULL)")])
+    ) == [StoreError]
+    assert addresses(await db.write([allocation("c2")])) == ["10.0.0.3"]
+
+
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_held_write_lock_is_busy_and_passes(db: Database, others: int) -> None:
+    group = [allocation(f"c{number}") for number in range(2, 3 + others)]
+    blocker = apsw.Connection(db.path)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="nothing was written: database is locked"):
+        await db.write(group)
+    assert not db._writer.in_transaction
+    # Readers do not wait for it.
+    assert await db.read(lambda connection, _: sql.held(connection, owner("c1"))) != ()
+    blocker.execute("COMMIT")
+    blocker.close()
+    assert addresses(await db.write(group))[0] == "10.0.0.3"
+
+
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_full_disk_writes_nothing_and_passes(db: Database, others: int) -> None:
+    group = [allocation(f"c{number}") for number in range(2, 3 + others)]
+    large = functools.partial(
+        sql.allocate, owner=owner("c1", "large"), wanted=[want("fd00::/64")], pod=Pod()
+    )
+    pages = db._writer.pragma("max_page_count")
+    db._writer.pragma("max_page_count", db._writer.pragma("page_count"))
+    assert addresses(await db.write([large, *group])) == [
+        StoreUnavailable,
+        *(f"10.0.0.{number}" for number in range(3, 4 + others)),
+    ]
+    (alone,) = await db.write([large])
+    assert isinstance(alone, StoreUnavailable)
+    assert "database or disk is full" in str(alone)
+    assert not db._writer.in_transaction
+    db._writer.pragma("max_page_count", pages)
+    assert addresses(await db.write([large])) == ["fd00::2"]
+    await db.read(lambda connection, _: check_invariants(connection))
+
+
+async def test_when_sqlite_undoes_the_transaction_the_whole_group_fails(
+    db: Database,
+) -> None:
+    def lost(connection: apsw.Connection, _: int) -> object:
+        connection.execute("ROLLBACK")  # as SQLite does by itself on some errors
+        raise apsw.IOError("disk I/O error")
+
+    with pytest.raises(StoreUnavailable, match="nothing was written: disk I/O error"):
+        await db.write([allocation("c2"), lost, allocation("c3")])
+    assert addresses(await db.write([lost])) == [StoreUnavailable]
+    assert addresses(await db.write([allocation("c4")])) == ["10.0.0.3"]
+
+
+async def test_an_error_of_the_commit_fails_the_whole_group(db: Database) -> None:
+    def refuse() -> bool:
+        return True
+
+    db._writer.set_commit_hook(refuse)
+    with pytest.raises(StoreError, match="nothing was written"):
+        await db.write([allocation("c2"), allocation("c3")])
+    assert not db._writer.in_transaction
+    db._writer.set_commit_hook(None)
+    assert addresses(await db.write([allocation("c4")])) == ["10.0.0.3"]
+
+
+async def test_a_bug_in_the_clock_leaves_no_transaction_open(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ManualClock, "boottime_ms", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            await db.write([allocation("c2")])
+    assert addresses(await db.write([allocation("c2")])) == ["10.0.0.3"]
+
+
+async def test_readers_cannot_write(db: Database) -> None:
+    with pytest.raises(StoreUnavailable, match="nothing was read"):
+        await db.read(execute("DELETE FROM ip_addresses"))
+
+
+async def test_a_reader_with_an_error_serves_the_next_one(db: Database) -> None:
+    for _ in range(2 * database.READERS):
+        with pytest.raises(StoreError, match="no such table"):
+            await db.read(execute("SELECT * FROM songs"))
+        with pytest.raises(ZeroDivisionError):
+            await db.read(lambda *_: 1 // 0)
+    assert await db.read(execute("SELECT 1")) == [(1,)]
+
+
+async def test_closing_waits_for_the_reads_that_run(db: Database) -> None:
+    results = []
+
+    async def read() -> None:
+        results.append(await db.read(execute("SELECT count(*) FROM ip_addresses")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        await db.aclose()
+    assert results == [[(256,)]] * 20
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (apsw.BusyError, StoreBusy),
+        (apsw.LockedError, StoreBusy),
+        (apsw.ProtocolError, StoreBusy),
+        (apsw.FullError, StoreUnavailable),
+        (apsw.IOError, StoreUnavailable),
+        (apsw.ReadOnlyError, StoreUnavailable),
+        (apsw.CantOpenError, StoreUnavailable),
+        (apsw.PermissionsError, StoreUnavailable),
+        (apsw.NotADBError, StoreIncompatible),
+        (apsw.CorruptError, StoreError),
+        (apsw.SQLError, StoreError),
+    ],
+)
+def test_every_error_of_sqlite_becomes_one_of_ours(
+    error: type[apsw.Error], expected: type[StoreError]
+) -> None:
+    got = translated(error("why"), "what failed")
+    assert type(got) is expected
+    assert str(got).startswith("what failed: why")
+
+
+async def test_a_file_system_without_shared_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pragma = apsw.Connection.pragma
+
+    class Connection(apsw.Connection):
+        def pragma(self, name: str, *values: object, **_: object) -> object:
+            return "delete" if name == "journal_mode" else pragma(self, name, *values)
+
+    monkeypatch.setattr(apsw, "Connection", Connection)
+    with pytest.raises(StoreUnavailable, match="cannot share memory"):
+        await opened(tmp_path / "metis.sqlite")
+
+
+async def test_a_journal_mode_that_others_keep_changing_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pragma, tries = apsw.Connection.pragma, []
+
+    class Connection(apsw.Connection):
+        def pragma(self, name: str, *values: object, **_: object) -> object:
+            if name == "journal_mode" and values:
+                tries.append(values)
+                raise apsw.BusyError("database is locked")
+            return pragma(self, name, *values)
+
+    monkeypatch.setattr(apsw, "Connection", Connection)
+    with pytest.raises(StoreBusy, match="journal mode"):
+        await opened(tmp_path / "metis.sqlite")
+    assert len(tries) == database._WAL_ATTEMPTS
+
+
+FORKING = """
+import functools, os, sys
+from metis.clock import SystemClock
+from metis.model import CIDRBlock, Family, Owner, Pod, Wanted
+from metis.store import sql
+from metis.store.database import connect, run_group
+
+path, count = sys.argv[1], int(sys.argv[2])
+gate, opened = os.pipe()
+for number in range(count):
+    if os.fork() == 0:
+        os.close(opened)
+        os.read(gate, 1)  # ends when the parent closes its end
+        break
+else:
+    os.close(opened)
+    sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(count)))
+
+database = connect(path, SystemClock(), 60_000, "NORMAL")
+work = functools.partial(
+    sql.allocate,
+    owner=Owner("default", f"c{number}", "eth0"),
+    wanted=[Wanted(Family.IPV4, CIDRBlock.parse("10.0.0.0/24"))],
+    pod=Pod(),
+)
+(answer,) = run_group(database._writer, database.clock, [work])
+database._close()
+os.write(1, f"{answer[0].address}\\n".encode())
+"""
+
+
+def test_many_processes_may_make_the_database_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metis.sqlite"
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(path), "50"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    got = done.stdout.splitlines()
+    assert sorted(got) == sorted(f"10.0.0.{number}" for number in range(2, 52))
+    connection = apsw.Connection(str(path))
+    check_invariants(connection)
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()

@@ -1,0 +1,140 @@
+"""Durations as Go writes them, and a config that checks itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metis.config import SYNCHRONOUS_LEVELS, DaemonConfig, parse_duration
+from metis.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("0s", 0),
+        ("1m", 60),
+        ("500ms", 0.5),
+        ("5h", 18_000),
+        ("1h30m", 5_400),
+        ("1.5s", 1.5),
+        (".5s", 0.5),
+        ("2.s", 2),
+        ("1h1m1s1ms", 3_661.001),
+        ("10us", 1e-5),
+        ("10µs", 1e-5),
+        ("10μs", 1e-5),
+        ("10ns", 1e-8),
+    ],
+)
+def test_a_duration_of_go_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1",
+        "s",
+        "1 s",
+        "-1s",
+        "+1s",
+        "1m 30s",
+        "1.5.5s",
+        "1d",
+        "x1s",
+        "1sx",
+        "1s2",
+        ".",
+    ],
+)
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_duration(text)
+    assert repr(text) in str(caught.value)
+    assert "'1h30m'" in str(caught.value)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10_000),
+            st.sampled_from([("h", 3600), ("m", 60), ("s", 1), ("ms", 0.001)]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_parts_of_a_duration_add_up(
+    parts: list[tuple[int, tuple[str, float]]],
+) -> None:
+    text = "".join(f"{number}{unit}" for number, (unit, _) in parts)
+    expected = sum(number * seconds for number, (_, seconds) in parts)
+    assert parse_duration(text) == pytest.approx(expected)
+
+
+@given(st.text(alphabet="0123456789.hmsun µ-", max_size=12))
+def test_any_text_is_a_duration_or_refused(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except InvalidRequest:
+        return
+    assert 0 <= seconds < math.inf
+
+
+def test_the_defaults_are_those_of_the_original() -> None:
+    config = DaemonConfig()
+    assert config.db_path == "/var/lib/cni/metis/metis.sqlite"
+    assert config.socket_path == "/var/lib/cni/metis/metis-adaptive-ipam.sock"
+    assert config.release_cooldown == parse_duration("1m")
+    assert config.monitor_interval == parse_duration("2s")
+    assert config.draining_expiration == parse_duration("5h")
+    assert config.sustained_low_utilization_duration == parse_duration("8h")
+    assert config.synchronous == "NORMAL"
+
+
+def test_a_config_is_frozen() -> None:
+    config = DaemonConfig()
+    with pytest.raises(FrozenInstanceError):
+        config.db_path = "x"  # type: ignore[misc]  # that it is refused is the point
+
+
+@pytest.mark.parametrize("name", ["db_path", "socket_path"])
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_must_be_one(name: str, path: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is .* must be a file path"):
+        DaemonConfig(**{name: path})  # type: ignore[arg-type]  # by name, to try each
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "release_cooldown",
+        "monitor_interval",
+        "draining_expiration",
+        "sustained_low_utilization_duration",
+        "shutdown_grace",
+    ],
+)
+@pytest.mark.parametrize("seconds", [-0.001, math.inf, math.nan])
+def test_a_time_must_be_a_number_of_seconds(name: str, seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is .* seconds from 0 up"):
+        DaemonConfig(**{name: seconds})  # type: ignore[arg-type]  # as above
+    assert getattr(DaemonConfig(**{name: 0}), name) == 0  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize("level", SYNCHRONOUS_LEVELS)
+def test_a_level_of_sqlite_is_taken(level: str) -> None:
+    assert DaemonConfig(synchronous=level).synchronous == level
+
+
+@pytest.mark.parametrize("level", ["", "normal", "OFF"])
+def test_another_level_is_refused(level: str) -> None:
+    with pytest.raises(InvalidRequest, match="one of NORMAL, FULL"):
+        DaemonConfig(synchronous=level)
