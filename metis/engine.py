@@ -8,7 +8,8 @@ is answered with `PoolExhausted` at once when none does.
   Rule 1: lines are ordered by arrival at the engine, not by when the shortage
           was noticed, so a call keeps its place when it changes lines.
   Rule 2: a call tries to allocate only while no earlier call waits in a line of
-          a family that it still needs. So nobody overtakes, and as the earliest
+          a family that it needs from the pool (not what it holds, has a claim
+          to, or brings a new block for). So nobody overtakes, and as the earliest
           call of all is never held up by this rule, nobody deadlocks.
   Rule 3: a call stands in one line at a time, that of the family which lacks. So
           dual stack neither takes nor keeps from others what it cannot use yet.
@@ -195,11 +196,8 @@ class Engine:
         call = _Call(owner, wanted, pod, next(self._tickets), _until(deadline))
         missing = [want.family for want in wanted]
         if self._line_ahead(call, missing) is not None:
-            # Whoever repeats a call that was served need not wait behind others.
-            held = {a.family: a for a in reversed(await self._store.held(owner))}
-            missing = [family for family in missing if family not in held]
-            if not missing and all(_is_met(want, held) for want in wanted):
-                return tuple(held[want.family] for want in wanted)
+            assured = await self._store.assured(owner, wanted)
+            missing = [family for family in missing if family not in assured]
         key = self._line_ahead(call, missing)
         if key is None:
             try:
@@ -208,6 +206,7 @@ class Engine:
                 if self._time_of(shortage.next_free_ms) > call.patience_ends:
                     raise
                 key = _key(shortage)
+                missing = [*{*missing, key[1]}]
         return await self._allocate_in_turn(call, missing, key)
 
     async def deallocate(
@@ -262,10 +261,14 @@ class Engine:
         )
 
     async def _attempt(self, call: _Call) -> tuple[Allocation, ...]:
-        return await _persist(
+        served = await _persist(
             lambda: self._store.allocate(call.owner, call.wanted, call.pod),
             call.deadline,
         )
+        for want in call.wanted:
+            if want.block is not None:  # it may be new, and serve others too
+                self.announce(call.owner.network, want.family)
+        return served
 
     async def _allocate_in_turn(
         self, call: _Call, missing: Sequence[Family], key: _Key
@@ -355,11 +358,6 @@ class Engine:
             return math.inf
         wait_ms = stored_ms - self._store.clock.now_ms()
         return trio.current_time() + wait_ms / 1000
-
-
-def _is_met(want: Wanted, held: dict[Family, Allocation]) -> bool:
-    """Whether what is held is what is wanted."""
-    return want.address in (None, held[want.family].address)
 
 
 def _key(shortage: PoolExhausted) -> _Key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from metis.engine import (
     EngineStatistics,
 )
 from metis.errors import (
+    AddressTaken,
     InvalidRequest,
     NotAllocated,
     PoolExhausted,
@@ -301,6 +302,67 @@ async def test_whoever_repeats_a_served_call_does_not_wait(
         got = await d.engine.allocate(owner("x0"), [want("10.0.0.0/29")], Pod())
         assert got[0].address == first
     assert d.served == [("x0", 0.0), ("c1", 5.0)]
+
+
+async def test_whoever_comes_back_to_its_address_does_not_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=60) as d:
+        first, *_ = await fill(d, "10.0.0.0/29")
+        d.cool(first, 5)
+        await d.queue(owner("c1"), IPV4)
+        given_back = await d.engine.deallocate(owner("x3"))
+        await d.queue(owner("x3"), IPV4)
+        assert d.served == [("x3", 0.0)]
+        assert await d.engine.check(owner("x3")) == given_back
+    assert d.served == [("x3", 0.0), ("c1", 5.0)]
+
+
+async def test_whoever_asks_for_an_address_by_name_does_not_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        first, second, *_ = await fill(d, "10.0.0.0/29")
+        d.cool(first, 5)
+        await d.queue(owner("c1"), IPV4)
+        with pytest.raises(AddressTaken, match="held by another owner"):
+            await d.engine.allocate(
+                owner("c2"), [Wanted(Family.IPV4, address=second)], Pod()
+            )
+        assert d.now == 0
+    assert d.served == [("c1", 5.0)]
+
+
+async def test_whoever_brings_a_new_block_does_not_wait_and_helps_who_does(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        first, second, *_ = await fill(d, "10.0.0.0/29")
+        d.cool(first, 5)
+        d.cool(second, 5)
+        await d.queue(owner("c0"), want("10.0.0.0/29"))
+        await d.queue(owner("c1"), want("10.0.0.0/29"))
+        await d.queue(owner("c2"), want("10.0.1.0/24"))
+    assert sorted(d.served) == [("c0", 0.0), ("c1", 0.0), ("c2", 0.0)]
+    assert d.served[0][0] == "c2"
+
+
+async def test_a_claim_that_lapses_on_the_way_leads_into_the_line(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk() as d:
+        first, second, *_ = await fill(d, "10.0.0.0/29")
+        d.cool(first, 5)
+        d.cool(second, 6)
+        await d.queue(owner("c0"), IPV4)
+
+        async def claims(_: Owner, wanted: Sequence[Wanted]) -> frozenset[Family]:
+            return frozenset(want.family for want in wanted)
+
+        monkeypatch.setattr(d.store, "assured", claims)
+        await d.queue(owner("c1"), IPV4)
+        assert d.engine.statistics().waiting == {("default", Family.IPV4): 2}
+    assert d.served == [("c0", 5.0), ("c1", 6.0)]
 
 
 async def test_networks_do_not_hold_up_one_another(autojump_clock: MockClock) -> None:

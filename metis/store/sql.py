@@ -127,6 +127,29 @@ def allocate(
     return tuple(found[want.family] for want in wanted)
 
 
+def assured(
+    connection: apsw.Connection, now_ms: int, owner: Owner, wanted: Sequence[Wanted]
+) -> frozenset[Family]:
+    """Families for which a call need not wait behind others.
+
+    What an owner holds, asks for by name or has a claim to can be nobody else's,
+    and a block that the network does not have yet brings addresses of its own.
+
+    Args:
+      connection: a reader will do.
+      now_ms: the stored time.
+      owner: who calls.
+      wanted: what it asks for.
+    """
+    families = {allocation.family for allocation in held(connection, owner)}
+    for want in wanted:
+        blocks = read_blocks(connection, owner.network, want.family)
+        is_new = want.block not in (None, *(block.range for block in blocks))
+        if is_new or _has_claim(connection, now_ms, owner, blocks, want):
+            families.add(want.family)
+    return frozenset(families)
+
+
 def release(
     connection: apsw.Connection, now_ms: int, owner: Owner, cooldown_ms: int
 ) -> tuple[Allocation, ...]:
@@ -192,6 +215,19 @@ def _claimed(
     if want.address is not None:
         return claims.find_requested(connection, now_ms, owner, blocks, want.address)
     return claims.find_former(connection, now_ms, owner, blocks)
+
+
+def _has_claim(
+    connection: apsw.Connection,
+    now_ms: int,
+    owner: Owner,
+    blocks: list[Block],
+    want: Wanted,
+) -> bool:
+    """Whether `_claimed` would find an address, or refuse the one asked for."""
+    if want.address is not None:
+        return True
+    return claims.find_former(connection, now_ms, owner, blocks) is not None
 
 
 def _give(

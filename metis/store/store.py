@@ -192,6 +192,18 @@ class Store:
         """
         return await self._read(lambda connection, _: sql.held(connection, owner))
 
+    async def assured(
+        self, owner: Owner, wanted: Sequence[Wanted]
+    ) -> frozenset[Family]:
+        """Families for which a call need not wait behind others; see `sql.assured`.
+
+        Raises:
+          StoreError: the database failed.
+        """
+        return await self._read(
+            functools.partial(sql.assured, owner=owner, wanted=wanted)
+        )
+
     async def usage(self, network: str, family: Family, position: int = 1) -> IPUsage:
         """How the addresses of a family are spent on a network.
 

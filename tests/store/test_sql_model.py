@@ -26,10 +26,11 @@ BLOCKS = {
 
 owners = st.builds(
     Owner,
-    st.sampled_from(["net-a", "net-b"]),
-    st.sampled_from([f"c{number}" for number in range(6)]),
-    st.sampled_from(["eth0", "net1"]),
-)
+    # Few enough that they come back, and more than a small pool serves.
+    st.sampled_from(["net-a", "net-a", "net-b"]),
+    st.sampled_from(["c1", "c2", "c3", "c4"]),
+    st.just("eth0"),
+) | st.just(Owner("net-a", "c1", "net1"))
 
 
 def wanted_of(family: Family) -> st.SearchStrategy[Wanted]:
@@ -51,6 +52,7 @@ class ModelAddress:
     text: str
     order: int
     owner: Owner | None = None
+    former: Owner | None = None
     release_at: int | None = None
 
 
@@ -87,6 +89,8 @@ class Allocations(RuleBasedStateMachine):
         self.now_ms = START_MS
         self.connection = memory_connection(COOLDOWN_MS)
         self.blocks: dict[tuple[str, Family], list[ModelBlock]] = {}
+        self.add_block("net-a", Family.IPV4, 0)
+        self.add_block("net-a", Family.IPV6, 0)
 
     @rule(owner=owners, wanted=wanted_lists)
     def allocate(self, owner: Owner, wanted: tuple[Wanted, ...]) -> None:
@@ -111,7 +115,18 @@ class Allocations(RuleBasedStateMachine):
         mine = self._held(owner)
         assert [allocation.address for allocation in got] == [a.text for _, a in mine]
         for _, address in mine:
-            address.owner, address.release_at = None, self.now_ms + COOLDOWN_MS
+            address.owner, address.former = None, owner
+            address.release_at = self.now_ms + COOLDOWN_MS
+
+    @rule(owner=owners, wanted=wanted_lists)
+    def come_back(self, owner: Owner, wanted: tuple[Wanted, ...]) -> None:
+        self.release(owner)
+        self.allocate(owner, wanted)
+
+    @rule(wanted=wanted_lists, network=st.sampled_from(["net-a", "net-b"]))
+    def allocate_to_everybody(self, wanted: tuple[Wanted, ...], network: str) -> None:
+        for container in ("c1", "c2", "c3", "c4"):
+            self.allocate(Owner(network, container, "eth0"), wanted)
 
     @rule(milliseconds=st.sampled_from([0, 1, 400, COOLDOWN_MS]))
     def let_time_pass(self, milliseconds: int) -> None:
@@ -199,7 +214,11 @@ class Allocations(RuleBasedStateMachine):
                     break
                 if len(blocks) > count:
                     added.append((blocks, blocks[-1]))
-            free = [a for b in blocks if b.ready for a in b.free(self.now_ms)]
+            ready = [block for block in blocks if block.ready]
+            free = [
+                *(a for b in ready for a in b.addresses if self._comes_back(owner, a)),
+                *(a for b in ready for a in b.free(self.now_ms)),
+            ]
             if free:
                 picked.append(free[0])
                 answer.append(free[0].text)
@@ -212,6 +231,11 @@ class Allocations(RuleBasedStateMachine):
         for address in picked:
             address.owner, address.release_at = owner, None
         return answer
+
+    def _comes_back(self, owner: Owner, address: ModelAddress) -> bool:
+        """Whether an owner may have an address again that cools after it."""
+        cools = address.owner is None and (address.release_at or 0) > self.now_ms
+        return cools and address.former == owner
 
     def _held(self, owner: Owner) -> list[tuple[Family, ModelAddress]]:
         return [
@@ -240,5 +264,5 @@ class Allocations(RuleBasedStateMachine):
 
 TestAllocations = Allocations.TestCase
 TestAllocations.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=100, stateful_step_count=50, deadline=None
 )
