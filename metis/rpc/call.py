@@ -25,7 +25,6 @@ from grpclib.metadata import (
 from grpclib.server import Stream
 
 from metis.rpc.codec import DetailsCodec, MessageCodec
-from metis.rpc.connection import ErrorCode
 from metis.rpc.headers import (
     Headers,
     MalformedRequest,
@@ -33,6 +32,7 @@ from metis.rpc.headers import (
     metadata_of,
     text_of,
 )
+from metis.rpc.http2 import ErrorCode
 from metis.rpc.stream import CallStream
 
 log = logging.getLogger("metis.rpc")

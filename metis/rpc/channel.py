@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from grpclib.const import Cardinality, Status
@@ -22,16 +22,23 @@ from metis.errors import TransportError
 from metis.rpc.client_stream import ClientStream, MetadataLike
 from metis.rpc.connection import (
     ConnectionFailed,
-    ErrorCode,
     GoAwayReceived,
     RequestReceived,
     ResponseReceived,
 )
 from metis.rpc.headers import AnyHeaders
+from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import DEFAULT_LIMITS, Limits
 from metis.rpc.session import Session
 from metis.rpc.stream import CallStream
 from metis.rpc.transport import Transport
+
+if TYPE_CHECKING:
+    # the generated stubs are annotated with grpclib's channel, of which they
+    # use `request` alone
+    from grpclib.client import Channel as _Annotated
+else:
+    _Annotated = object
 
 RESET_STATUS = {
     int(ErrorCode.CANCEL): Status.CANCELLED,
@@ -41,6 +48,14 @@ RESET_STATUS = {
 }
 """Status of a call that the server reset; INTERNAL for the rest. From the gRPC
 protocol over HTTP/2, "Errors"."""
+
+
+CONNECTION_TRIES = 3
+"""Connections that one call waits on before it was sent.
+
+The first may be at its end without anybody knowing; a server that ends the
+next ones as well will hardly take the call.
+"""
 
 
 class SessionOver(Exception):
@@ -63,6 +78,11 @@ class ClientSession(Session):
         Raises:
           SessionOver: the connection takes no more calls.
         """
+        if not self.calls:
+            # a GOAWAY, or the end, may have come while nobody called: one turn
+            # for the kernel to say so, one for the receiver to look
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
         await self.writable()
         if self._queue or not self._has_place():
             await self._queue.park()
@@ -153,7 +173,7 @@ class _Attempt:
     error: TransportError | None = None
 
 
-class Channel:
+class Channel(_Annotated):
     """A connection to one server that comes and goes as calls need it.
 
     Made by `open_channel`; give it to the constructor of a generated stub. The
@@ -170,7 +190,7 @@ class Channel:
         self._orders, self._attempts = trio.open_memory_channel[_Attempt](1)
         self._closed = False
 
-    def request(
+    def request(  # type: ignore[override]  # gives our stream, on Trio
         self,
         name: str,
         cardinality: Cardinality,
@@ -213,20 +233,21 @@ class Channel:
         Raises:
           TransportError: nobody listens there, or it cannot be reached.
         """
-        await self._connected()
+        await self._session_that_takes_calls()
 
     async def _open_call(
         self, make_headers: Callable[[], AnyHeaders], end: bool
     ) -> CallStream:
-        while True:
+        for _ in range(CONNECTION_TRIES):
             try:
-                session = await self._connected()
+                session = await self._session_that_takes_calls()
             except TransportError as exc:
                 raise _unavailable(str(exc)) from exc
             with contextlib.suppress(SessionOver):
                 return await session.open_call(make_headers, end)
+        raise _unavailable("the server ends every connection before it takes a call")
 
-    async def _connected(self) -> ClientSession:
+    async def _session_that_takes_calls(self) -> ClientSession:
         """A session that takes calls, connected for the purpose if need be."""
         while True:
             if self._closed:

@@ -22,8 +22,8 @@ from grpclib.metadata import decode_bin_value, decode_grpc_message, encode_metad
 from grpclib.stream import StreamIterator, send_message
 
 from metis.rpc.codec import DetailsCodec, MessageCodec
-from metis.rpc.connection import ErrorCode
 from metis.rpc.headers import AnyHeaders, Headers, metadata_of, text_of
+from metis.rpc.http2 import ErrorCode
 from metis.rpc.stream import CallStream
 
 MetadataLike: TypeAlias = (
@@ -283,6 +283,8 @@ class ClientStream(StreamIterator[Any]):
             call.connection.release(call, ErrorCode.CANCEL)
 
     async def _finish(self, call: CallStream) -> None:
+        if not (self._ended or self._cardinality.server_streaming or call.ended):
+            raise ProtocolError("the request was not ended: call end() first")
         if self.initial_metadata is None:
             await self.recv_initial_metadata()
         if self._cardinality.server_streaming:

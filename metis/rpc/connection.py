@@ -16,39 +16,29 @@ and costs the peer that one stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import h2.config
 import h2.connection
-import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
-import hpack
 
 from metis.rpc.headers import AnyHeaders, Headers
-from metis.rpc.limits import DEFAULT_LIMITS, Limits
-
-ErrorCode = h2.errors.ErrorCodes
-"""HTTP/2 error codes, RFC 9113 section 7."""
-
-SWEEP_STREAMS = 64
-"""Closed streams that h2 may keep before they are looked for and forgotten."""
-
-REMEMBERED_STREAMS = 4096
-"""Closed streams of which h2 remembers how they ended.
-
-Frames for a stream that was reset may still be on their way; h2 would remember
-65,536, some six megabytes on a connection that lives long.
-"""
+from metis.rpc.http2 import (
+    H2,
+    PREFACE_BYTES,
+    ErrorCode,
+    FrameGuard,
+    PeerSettings,
+    SettingCode,
+)
+from metis.rpc.limits import DEFAULT_LIMITS, LEAST_WINDOW_BYTES, Limits
 
 UNKNOWN_PEER_CALLS = 100
 """Calls a client opens before it knows the server's own limit: the least that
 a server should allow (RFC 9113 section 6.5.2)."""
-
-DEFAULT_WINDOW_BYTES = 65_535
-"""Window of a new connection, RFC 9113 section 6.9.2."""
 
 
 class ConnectionFailed(Exception):
@@ -128,81 +118,6 @@ Event: TypeAlias = (
 )
 
 
-class _StateMachine(h2.connection.H2ConnectionStateMachine):
-    """h2's, except that GOAWAY does not close the connection.
-
-    Streams in flight live on after a GOAWAY of either side (RFC 9113 section
-    6.8); h2 would refuse every frame from then on.
-    """
-
-    def process_input(
-        self, input_: h2.connection.ConnectionInputs
-    ) -> list[h2.events.Event]:
-        if input_ in _GOAWAY_INPUTS:
-            return []
-        return super().process_input(input_)
-
-
-_GOAWAY_INPUTS = (
-    h2.connection.ConnectionInputs.SEND_GOAWAY,
-    h2.connection.ConnectionInputs.RECV_GOAWAY,
-)
-
-
-class _Decoder(hpack.Decoder):
-    """hpack's, with a bound on the encoded block as well."""
-
-    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
-        if len(data) > self.max_header_list_size:
-            raise hpack.OversizedHeaderListError(
-                f"a header block of {len(data)} bytes: "
-                f"at most {self.max_header_list_size} are allowed"
-            )
-        return super().decode(data, raw)
-
-
-class _H2(h2.connection.H2Connection):
-    """h2's connection, with three of its public seams set for this use."""
-
-    MAX_CLOSED_STREAMS = REMEMBERED_STREAMS
-
-    def __init__(self, config: h2.config.H2Configuration) -> None:
-        super().__init__(config)
-        self.state_machine = _StateMachine()
-        self.decoder = _Decoder()
-        self._sweep_at = SWEEP_STREAMS
-
-    @property
-    def open_inbound_streams(self) -> int:
-        if self._sweep_is_due():
-            _ = super().open_inbound_streams
-        return 0
-
-    @property
-    def open_outbound_streams(self) -> int:
-        if self._sweep_is_due():
-            _ = super().open_outbound_streams
-        return 0
-
-    def _sweep_is_due(self) -> bool:
-        """Whether h2 shall walk its streams now.
-
-        h2 does so at every new stream, to count those that are open, and
-        forgets closed ones on the way; over a limit it closes the connection.
-        Here the limit is kept elsewhere, stream by stream, so the answer is 0
-        and the walk is taken for the sake of forgetting alone, once the
-        streams have doubled since the last.
-        """
-        if len(self.streams) < self._sweep_at:
-            return False
-        still_open = sum(not stream.closed for stream in self.streams.values())
-        self._sweep_at = SWEEP_STREAMS + 2 * still_open
-        return True
-
-    def clear_outbound_data_buffer(self) -> None:
-        """Keep it: h2 calls this on GOAWAY, after which calls go on here."""
-
-
 class Connection:
     """One HTTP/2 connection, seen from one of its ends.
 
@@ -215,7 +130,7 @@ class Connection:
     """
 
     def __init__(self, *, client: bool, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._h2 = h2_ = _H2(
+        self._h2 = h2_ = H2(
             h2.config.H2Configuration(
                 client_side=client,
                 header_encoding=None,
@@ -226,26 +141,28 @@ class Connection:
             )
         )
         settings = {
-            h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+            SettingCode.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            SettingCode.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
         }
         if client:
-            settings[h2.settings.SettingCodes.ENABLE_PUSH] = 0
+            settings[SettingCode.ENABLE_PUSH] = 0
         else:
-            settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = (
-                limits.max_concurrent_calls
-            )
+            settings[SettingCode.MAX_CONCURRENT_STREAMS] = limits.max_concurrent_calls
         h2_.local_settings = h2.settings.Settings(
             client=client, initial_values=settings
         )
+        h2_.remote_settings = PeerSettings(client=not client)
         h2_.decoder.max_header_list_size = limits.max_header_list_bytes
+        self._guard = FrameGuard(
+            0 if client else PREFACE_BYTES, limits.max_header_list_bytes
+        )
         self._connection_window = limits.connection_window_bytes
         self.peer_ready = False
 
     def initiate(self) -> None:
         """Put the preface, SETTINGS and the connection's window into the output."""
         self._h2.initiate_connection()
-        extra = self._connection_window - DEFAULT_WINDOW_BYTES
+        extra = self._connection_window - LEAST_WINDOW_BYTES
         if extra > 0:
             self._h2.increment_flow_control_window(extra)
 
@@ -260,9 +177,16 @@ class Connection:
             the output, unless the peer does not speak HTTP/2 at all; the events
             of the same piece are lost.
         """
+        code = self._guard.check(data)
+        if code is not None:
+            self._h2.close_connection(code)
+            self._h2.state_machine.state = h2.connection.ConnectionState.CLOSED
+            raise ConnectionFailed(f"a frame or header block is too long: {code!r}")
         try:
             received = self._h2.receive_data(data)
         except h2.exceptions.ProtocolError as exc:
+            # after the GOAWAY that h2 has written, it shall let nothing out
+            self._h2.state_machine.state = h2.connection.ConnectionState.CLOSED
             raise ConnectionFailed(str(exc) or type(exc).__name__) from exc
         events: list[Event] = []
         for event in received:
@@ -347,6 +271,8 @@ class Connection:
 
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Give `size` bytes of window back to the peer, now that they are used."""
+        if self._h2.state_machine.state is h2.connection.ConnectionState.CLOSED:
+            return  # h2 would not ask
         self._h2.acknowledge_received_data(size, stream_id)
 
     def reset(self, stream_id: int, code: int) -> None:

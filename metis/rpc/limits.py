@@ -89,9 +89,18 @@ FAREWELL_SECONDS = 1.0
 """Time to hand the last bytes (trailers, GOAWAY) to a peer at the very end."""
 
 
+LEAST_WINDOW_BYTES = 65_535
+"""What a peer may send before it has read our SETTINGS (RFC 9113 section 6.9.2);
+a smaller window of ours would make an offender of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one server or channel; the constants say what each means."""
+    """The bounds of one server or channel; the constants say what each means.
+
+    Raises:
+      ValueError: a window below LEAST_WINDOW_BYTES.
+    """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_header_list_bytes: int = MAX_HEADER_LIST_BYTES
@@ -101,6 +110,16 @@ class Limits:
     connection_window_bytes: int = CONNECTION_WINDOW_BYTES
     handshake_seconds: float = HANDSHAKE_SECONDS
     idle_seconds: float = IDLE_SECONDS
+
+    def __post_init__(self) -> None:
+        if min(self.stream_window_bytes, self.connection_window_bytes) < (
+            LEAST_WINDOW_BYTES
+        ):
+            raise ValueError(
+                f"windows are {self.stream_window_bytes} and "
+                f"{self.connection_window_bytes} bytes: "
+                f"they must be {LEAST_WINDOW_BYTES} or more"
+            )
 
 
 DEFAULT_LIMITS = Limits()

@@ -7,6 +7,8 @@ No file descriptor, no socket, no thread.
 
 from __future__ import annotations
 
+import operator
+
 import trio
 
 PIPE_BYTES = 64 * 1024
@@ -96,8 +98,7 @@ class MemoryStream(trio.abc.Stream):
           ClosedResourceError: this end is closed.
           ValueError: `max_bytes` is not positive.
         """
-        if max_bytes is None:
-            max_bytes = self._in.limit
+        max_bytes = self._in.limit if max_bytes is None else operator.index(max_bytes)
         if max_bytes < 1:
             raise ValueError(f"max_bytes is {max_bytes}: it must be 1 or more")
         if self._receiving:

@@ -14,20 +14,21 @@ import contextlib
 import errno
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import trio
-from grpclib._typing import IServable
+from betterproto2.grpclib import ServiceBase
 from grpclib.const import Handler
 from grpclib.exceptions import StreamTerminatedError
 
 from metis.rpc.call import run_call
 from metis.rpc.connection import (
-    ErrorCode,
     GoAwayReceived,
     RequestReceived,
     ResponseReceived,
 )
 from metis.rpc.headers import Headers
+from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import DEFAULT_LIMITS, Limits
 from metis.rpc.session import Session
 from metis.rpc.stream import CallStream
@@ -94,7 +95,7 @@ class ServerSession(Session):
 
 
 async def serve(
-    services: Collection[IServable],
+    services: Collection[ServiceBase],
     transport: Transport,
     *,
     grace: float = GRACE_SECONDS,
@@ -118,10 +119,7 @@ async def serve(
       AddressInUse: somebody listens there already.
       TransportError: the place cannot be listened on.
     """
-    methods: dict[str, Handler] = {}
-    for service in services:
-        methods.update(service.__mapping__())
-    sessions: set[ServerSession] = set()
+    server = _Server(_methods_of(services), limits)
     stopping = trio.Event()
     async with contextlib.AsyncExitStack() as listening:
         listeners = await transport.listen()
@@ -133,16 +131,22 @@ async def serve(
                 async with trio.open_nursery() as connections:
                     async with trio.open_nursery() as accepting:
                         for listener in listeners:
-                            accepting.start_soon(
-                                _accept, listener, connections, sessions, methods, limits
-                            )
+                            accepting.start_soon(server.accept, listener, connections)
                         task_status.started([each.address for each in listeners])
                         await stopping.wait()
                         accepting.cancel_scope.cancel()
                     await listening.aclose()
-                    for session in sessions:
+                    for session in server.sessions:
                         session.stop("the server is stopping")
                     lifetime.deadline = trio.current_time() + grace
+
+
+def _methods_of(services: Collection[ServiceBase]) -> dict[str, Handler]:
+    methods: dict[str, Handler] = {}
+    for service in services:
+        # every generated class has it, though their base does not say so
+        methods.update(service.__mapping__())  # type: ignore[attr-defined]
+    return methods
 
 
 async def _tell_of_cancellation(stopping: trio.Event) -> None:
@@ -153,39 +157,38 @@ async def _tell_of_cancellation(stopping: trio.Event) -> None:
         stopping.set()
 
 
-async def _accept(
-    listener: Listener,
-    connections: trio.Nursery,
-    sessions: set[ServerSession],
-    methods: Mapping[str, Handler],
-    limits: Limits,
-) -> None:
-    """Accept for ever; each connection gets a task in `connections`."""
-    while True:
+@dataclass(eq=False, slots=True)
+class _Server:
+    """What all connections of one `serve` share."""
+
+    methods: Mapping[str, Handler]
+    limits: Limits
+    sessions: set[ServerSession] = field(default_factory=set)
+
+    async def accept(self, listener: Listener, connections: trio.Nursery) -> None:
+        """Accept for ever; each connection becomes a task of `connections`."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as exc:
+                if exc.errno not in ACCEPT_RETRIED:
+                    raise
+                log.error("cannot accept connections for now: %s", exc.strerror)
+                await trio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if len(self.sessions) >= self.limits.max_connections:
+                log.error("a connection was refused: there are %d", len(self.sessions))
+                await trio.aclose_forcefully(stream)
+                continue
+            session = ServerSession(stream, self.methods, self.limits)
+            self.sessions.add(session)
+            connections.start_soon(self.drive, session)
+
+    async def drive(self, session: ServerSession) -> None:
+        """Run one connection; a bug met on it is logged and stays there."""
         try:
-            stream = await listener.accept()
-        except OSError as exc:
-            if exc.errno not in ACCEPT_RETRIED:
-                raise
-            log.error("cannot accept connections for now: %s", exc.strerror)
-            await trio.sleep(ACCEPT_PAUSE_SECONDS)
-            continue
-        if len(sessions) >= limits.max_connections:
-            log.error("a connection was refused: there are %d", len(sessions))
-            await trio.aclose_forcefully(stream)
-            continue
-        session = ServerSession(stream, methods, limits)
-        sessions.add(session)
-        connections.start_soon(_serve_connection, session, sessions)
-
-
-async def _serve_connection(
-    session: ServerSession, sessions: set[ServerSession]
-) -> None:
-    """Drive one connection; a bug met on it is logged and stays there."""
-    try:
-        await session.run()
-    except Exception:
-        log.exception("a connection failed")
-    finally:
-        sessions.discard(session)
+            await session.run()
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            self.sessions.discard(session)

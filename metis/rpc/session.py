@@ -20,7 +20,6 @@ from metis.rpc.connection import (
     Connection,
     ConnectionFailed,
     DataReceived,
-    ErrorCode,
     Event,
     GoAwayReceived,
     RequestReceived,
@@ -30,6 +29,7 @@ from metis.rpc.connection import (
     TrailersReceived,
     WindowOpened,
 )
+from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import (
     FAREWELL_SECONDS,
     READ_PAUSE_BYTES,
@@ -157,7 +157,7 @@ class Session(ABC):
                 self._lost = True
                 return
             try:
-                events = self.http2.receive(data)
+                events = self.http2.receive(bytes(data))
             except ConnectionFailed as exc:
                 log.info("a peer broke HTTP/2: %s", exc)
                 self.flush()

@@ -14,7 +14,8 @@ import trio
 from grpclib.exceptions import StreamTerminatedError
 
 from metis.rpc.codec import PREFIX_BYTES, MessageBuffer, check_size
-from metis.rpc.connection import ErrorCode, StreamClosed
+from metis.rpc.connection import StreamClosed
+from metis.rpc.http2 import ErrorCode
 
 if TYPE_CHECKING:
     from metis.rpc.session import Session

@@ -168,11 +168,12 @@ class UnixTransport(Transport):
         undo.enter_context(self._lock())
         self._clear_the_place()
         sock = undo.enter_context(socket.socket(socket.AF_UNIX))
-        # Linux gives the file the mode of the unbound socket, so there is no
-        # moment at which others could connect
+        # Linux gives the file the mode of the unbound socket less the umask, so
+        # there is no moment at which others could connect
         os.fchmod(sock.fileno(), self.mode)
         sock.bind(self.path)
         undo.callback(self._unlink, os.lstat(self.path))
+        os.chmod(self.path, self.mode)
         sock.listen(BACKLOG)
         return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
 
@@ -326,30 +327,35 @@ class _MemoryListener(Listener):
     address = "memory"
 
     def __init__(self, on_close: Callable[[], None]) -> None:
-        self._on_close = on_close
+        self._on_close: Callable[[], None] | None = on_close
         self._queue, self._incoming = trio.open_memory_channel[MemoryStream](
             MEMORY_BACKLOG
         )
 
     async def accept(self) -> MemoryStream:
-        return await self._incoming.receive()
+        try:
+            return await self._incoming.receive()
+        except trio.EndOfChannel:
+            raise trio.ClosedResourceError("this listener is closed") from None
 
     async def connect(self) -> MemoryStream:
         """Make a pair, queue one end and return the other."""
         ours, theirs = memory_stream_pair()
         try:
             await self._queue.send(theirs)
-        except (trio.ClosedResourceError, trio.BrokenResourceError) as exc:
+        except trio.ClosedResourceError as exc:
             raise TransportError(
                 "cannot connect in memory: the server stopped listening"
             ) from exc
         return ours
 
     async def aclose(self) -> None:
-        self._on_close()
-        with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
-            while True:
-                self._incoming.receive_nowait().close()
-        self._queue.close()
-        self._incoming.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+            self._queue.close()
+            with contextlib.suppress(trio.EndOfChannel):
+                while True:
+                    self._incoming.receive_nowait().close()
+            self._incoming.close()
         await trio.lowlevel.checkpoint()

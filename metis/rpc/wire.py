@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import betterproto2
 
@@ -40,10 +40,11 @@ class _Field(NamedTuple):
 @functools.cache
 def _fields(message_type: type[betterproto2.Message]) -> dict[int, _Field]:
     """The fields of a message type by number."""
-    # the only table of the classes of message and map fields is a private one
-    classes = message_type._betterproto.cls_by_field  # noqa: SLF001
+    described: Any = message_type  # a dataclass, which the base class does not say
+    # betterproto2 keeps the classes of message and map fields in this table alone
+    classes = described._betterproto.cls_by_field  # noqa: SLF001
     fields = {}
-    for field in dataclasses.fields(message_type):
+    for field in dataclasses.fields(described):
         meta = betterproto2.FieldMetadata.get(field)
         wire_types = {WIRE_TYPES[meta.proto_type]}
         if meta.repeated and meta.proto_type in betterproto2.PACKED_TYPES:
@@ -105,10 +106,10 @@ def _check(
 def _varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
     """The number at `pos`, and where what follows it begins."""
     value = shift = 0
-    for pos in range(pos, min(end, pos + MAX_VARINT_BYTES)):
-        byte = data[pos]
+    for index in range(pos, min(end, pos + MAX_VARINT_BYTES)):
+        byte = data[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, pos + 1
+            return value, index + 1
         shift += 7
     raise ValueError("a number is cut off or longer than 64 bits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -45,7 +46,9 @@ def replaced(name: str, *values: str) -> list[Header]:
     """The usual headers with other values of one; with none it is left out."""
     headers: list[Header] = []
     for header in HEADERS:
-        headers += [(name, value) for value in values] if header[0] == name else [header]
+        headers += (
+            [(name, value) for value in values] if header[0] == name else [header]
+        )
     return headers
 
 
@@ -124,7 +127,8 @@ class RawClient:
         for event in self.h2.receive_data(data):
             self._note(event)
         if not self.goaway:
-            await self.flush()
+            with contextlib.suppress(trio.BrokenResourceError):
+                await self.flush()
 
     async def receive_until_closed(self) -> None:
         while not self.closed:

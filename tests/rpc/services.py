@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import trio
+from betterproto2.grpclib import ServiceBase
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
@@ -60,7 +61,7 @@ class Ipam(AdaptiveIpamBase):
         raise ZeroDivisionError("a secret of the implementation")
 
 
-class Chat:
+class Chat(ServiceBase):
     """Methods with streams of requests, which the project itself has none of."""
 
     def __init__(
@@ -134,5 +135,3 @@ def chat(channel: Channel, method: str = CHAT, **options: Any) -> Any:
     return channel.request(
         method, cardinality, AllocatePodIpRequest, AllocatePodIpResponse, **options
     )
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import multiprocessing
 import os
@@ -37,12 +36,13 @@ async def listening(transport: Transport) -> AsyncIterator[Listener]:
 
 async def exchange(transport: Transport, listener: Listener) -> None:
     """Show that the two meet."""
-    async with await transport.connect() as client:
-        async with await listener.accept() as server:
-            await client.send_all(b"ping")
-            assert await server.receive_some(10) == b"ping"
-            await server.send_all(b"pong")
-            assert await client.receive_some(10) == b"pong"
+    client = await transport.connect()
+    server = await listener.accept()
+    async with client, server:
+        await client.send_all(b"ping")
+        assert await server.receive_some(10) == b"ping"
+        await server.send_all(b"pong")
+        assert await client.receive_some(10) == b"pong"
 
 
 def dead_socket(path: Path) -> None:
@@ -122,7 +122,6 @@ async def test_the_socket_belongs_to_its_owner_alone_from_the_first(
 ) -> None:
     path = tmp_path / "s"
     modes = []
-    real = trio.SocketListener.__init__
 
     class Watching(socket.socket):
         def bind(self, address: object) -> None:
@@ -137,7 +136,6 @@ async def test_the_socket_belongs_to_its_owner_alone_from_the_first(
     finally:
         os.umask(umask)
     assert modes == [0o600, 0o600]
-    assert real is trio.SocketListener.__init__
 
 
 async def test_another_mode_may_be_chosen(tmp_path: Path) -> None:
@@ -374,13 +372,12 @@ async def test_the_kernel_chooses_a_port_and_the_listener_tells_it() -> None:
 
 
 async def test_ipv6_loopback_is_loopback() -> None:
-    try:
-        [listener] = await TcpTransport("::1").listen()
-    except TransportError as exc:
-        assert isinstance(exc.__cause__, OSError)
-        if exc.__cause__.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            raise
-        pytest.skip("this machine has no IPv6")
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    [listener] = await TcpTransport("::1").listen()
     async with listener:
         assert listener.address.startswith("[::1]:")
         port = int(listener.address.rpartition(":")[2])

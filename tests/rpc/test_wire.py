@@ -14,14 +14,18 @@ from metis.api.admin.v1 import AdminTableDumpResponse, Row
 from metis.api.google.rpc import ErrorInfo, Status
 from metis.rpc.wire import check_wire
 
+PACKED = betterproto2.field(1, betterproto2.TYPE_UINT32, repeated=True)
+FIXED = betterproto2.field(2, betterproto2.TYPE_FIXED32)
+DOUBLE = betterproto2.field(3, betterproto2.TYPE_DOUBLE)
+
 
 @dataclass(eq=False, repr=False)
 class Numbers(betterproto2.Message):
     """Kinds of fields that the project's own messages do not have."""
 
-    packed: list[int] = betterproto2.field(1, betterproto2.TYPE_UINT32, repeated=True)
-    fixed: int = betterproto2.field(2, betterproto2.TYPE_FIXED32)
-    double: float = betterproto2.field(3, betterproto2.TYPE_DOUBLE)
+    packed: list[int] = PACKED
+    fixed: int = FIXED
+    double: float = DOUBLE
 
 
 text = st.text(max_size=8)
