@@ -17,19 +17,21 @@ LAYERS: dict[str, set[str]] = {
     "clock": set(),
     # gRPC on Trio: bytes at the top, services at the bottom
     "rpc.limits": set(),
+    "rpc.http2": set(),
     "rpc.headers": set(),
-    "rpc.connection": {"rpc.headers", "rpc.limits"},
     "rpc.wire": set(),
     "rpc.codec": {"api", "rpc.wire"},
+    "rpc.connection": {"rpc.headers", "rpc.http2", "rpc.limits"},
     "rpc.memory": set(),
     "rpc.transport": {"errors", "rpc.memory"},
-    "rpc.stream": {"rpc.codec", "rpc.connection"},
-    "rpc.session": {"rpc.connection", "rpc.limits", "rpc.stream"},
-    "rpc.call": {"rpc.codec", "rpc.connection", "rpc.headers", "rpc.stream"},
+    "rpc.stream": {"rpc.codec", "rpc.connection", "rpc.http2"},
+    "rpc.session": {"rpc.connection", "rpc.http2", "rpc.limits", "rpc.stream"},
+    "rpc.call": {"rpc.codec", "rpc.headers", "rpc.http2", "rpc.stream"},
     "rpc.server": {
         "rpc.call",
         "rpc.connection",
         "rpc.headers",
+        "rpc.http2",
         "rpc.limits",
         "rpc.session",
         "rpc.stream",
@@ -37,8 +39,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "rpc.client_stream": {
         "rpc.codec",
-        "rpc.connection",
         "rpc.headers",
+        "rpc.http2",
         "rpc.stream",
     },
     "rpc.channel": {
@@ -46,6 +48,7 @@ LAYERS: dict[str, set[str]] = {
         "rpc.client_stream",
         "rpc.connection",
         "rpc.headers",
+        "rpc.http2",
         "rpc.limits",
         "rpc.session",
         "rpc.stream",
@@ -132,6 +135,7 @@ PURE = [
     "model",
     "config",
     "rpc.limits",
+    "rpc.http2",
     "rpc.headers",
     "rpc.connection",
     "rpc.wire",
@@ -163,9 +167,16 @@ def path_of(module: str) -> Path:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in it the import stands."""
+    """Every module that a file imports, wherever in it the import stands.
+
+    Those for type checkers alone do not count: they name a type and run nothing.
+    """
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
