@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from metis.rpc.channel import Channel
 
 import metis
 from metis.daemon import Daemon
+from metis.rpc.channel import Channel
 
 
 @asynccontextmanager
