@@ -13,25 +13,29 @@ handlers, no global state and no logging set-up here; `metis daemon` adds them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import trio
+from betterproto2.grpclib import ServiceBase
 
 from metis.clock import Clock, SystemClock
+from metis.cni import spool
 from metis.config import DaemonConfig
 from metis.engine import Engine
 from metis.errors import MetisError, sole_error
 from metis.health import HealthService
+from metis.node_service import NodeService
 from metis.rpc.server import serve as serve_rpc
 from metis.rpc.transport import Transport, UnixTransport
 from metis.service import AdaptiveIpamService, AdminService
-from metis.store.store import open_store
+from metis.store.store import Store, open_store
 
 log = logging.getLogger("metis.daemon")
 
-SERVICES = ("adaptiveipam.v1.AdaptiveIpam", "admin.v1.Admin")
+SERVICES = ("adaptiveipam.v1.AdaptiveIpam", "admin.v1.Admin", "metis.v1.Node")
 """Full names of the services whose health can be asked for."""
 
 
@@ -86,12 +90,34 @@ async def serve(
         raise
 
 
-async def _serve(
-    config: DaemonConfig,
-    transport: Transport,
-    clock: Clock,
-    task_status: trio.TaskStatus[Daemon],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The addresses of a node, and the services over them.
+
+    Attributes:
+      store: what is known.
+      engine: the rules.
+      services: both as gRPC serves them.
+    """
+
+    store: Store
+    engine: Engine
+    services: Sequence[ServiceBase]
+
+
+@asynccontextmanager
+async def open_node(config: DaemonConfig, clock: Clock) -> AsyncIterator[Node]:
+    """Open a node's database, with everything but a place to listen.
+
+    The daemon serves it, and a plugin without a daemon asks it in its own process.
+
+    Args:
+      config: where the database is and the times that govern addresses.
+      clock: where raw time comes from.
+
+    Raises:
+      StoreError: as `metis.store.store.open_store`.
+    """
     async with open_store(
         config.db_path,
         clock=clock,
@@ -99,14 +125,30 @@ async def _serve(
         synchronous=config.synchronous,
     ) as store:
         engine = Engine(store)
-        services = [
-            AdaptiveIpamService(engine),
-            AdminService(store),
-            HealthService(SERVICES),
-        ]
-        async with trio.open_nursery() as background:
-            addresses = await background.start(
-                partial(serve_rpc, services, transport, grace=config.shutdown_grace)
-            )
-            log.info("serving", extra={"address": ", ".join(addresses)})
-            task_status.started(Daemon(engine, addresses))
+        yield Node(
+            store,
+            engine,
+            [
+                AdaptiveIpamService(engine),
+                AdminService(store),
+                NodeService(engine),
+                HealthService(SERVICES),
+            ],
+        )
+
+
+async def _serve(
+    config: DaemonConfig,
+    transport: Transport,
+    clock: Clock,
+    task_status: trio.TaskStatus[Daemon],
+) -> None:
+    async with open_node(config, clock) as node, trio.open_nursery() as background:
+        await background.start(
+            spool.keep_applying, config.db_path, node.engine, node.store
+        )
+        addresses = await background.start(
+            partial(serve_rpc, node.services, transport, grace=config.shutdown_grace)
+        )
+        log.info("serving", extra={"address": ", ".join(addresses)})
+        task_status.started(Daemon(node.engine, addresses))

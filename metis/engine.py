@@ -13,39 +13,39 @@ is answered with `PoolExhausted` at once when none does.
           call of all is never held up by this rule, nobody deadlocks.
   Rule 3: a call stands in one line at a time, that of the family which lacks. So
           dual stack neither takes nor keeps from others what it cannot use yet.
+          Requests that name a set of ranges have a line for each such set.
   Rule 4: only the first of a line sleeps for the end of a cooldown; leaving a
           line wakes the next. Nobody polls.
   Rule 5: whoever stands further behind counts the addresses that become free
           in time, and goes at once when they do not reach to its place.
+  Rule 6: a DEL ends every call of its owner that is on its way: nobody waits for
+          the answer, and the address would be nobody's.
 
 May touch: the store and Trio's clock. Knows no gRPC.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import trio
 
-from metis.errors import NotAllocated, PoolExhausted, StoreBusy
-from metis.model import Allocation, Family, Owner, Pod, Wanted
+from metis.errors import NotAllocated, OwnerDeleted, PoolExhausted, StoreBusy
+from metis.model import Allocation, Family, IPUsage, Owner, Pod, Wanted
 from metis.store.store import Store
+from metis.waiting import ANSWER_MARGIN, Call, Key, Line, Place
 
 T = TypeVar("T")
 
 DEFAULT_CAPACITY_WAIT = 9.0
 """Patience of a call that brings no deadline, in seconds: what the original
 waits, and a second less than its client does."""
-
-ANSWER_MARGIN = 0.1
-"""Seconds before the deadline at which waiting ends, so that the commit and the
-answer still reach a caller on a loaded node."""
 
 FIRST_BUSY_PAUSE = 0.01
 """Seconds before a busy database is tried again; SQLite itself has waited for
@@ -58,95 +58,16 @@ COUNTS_OF_A_MOVING_LINE = 3
 """How often a call counts anew because the line moved while it did. After that
 it stays: a line that moves is a reason to, and its turn will tell."""
 
-_Key: TypeAlias = tuple[str, Family]
-"""What a line is for: a network and a family."""
+COLLECTED_AT_ONCE = 64
+"""Owners whose addresses garbage collection takes back in one transaction: some
+5 ms, after which other calls have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """How many calls wait for an address, by network and family."""
 
-    waiting: Mapping[_Key, int]
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """Where a call stands in a line; the ticket tells when it arrived."""
-
-    ticket: int
-    wake: trio.Event = field(default_factory=trio.Event)
-
-    async def woken(self, deadline: float) -> bool:
-        """Wait until the line moves or changes; False at the deadline."""
-        with trio.move_on_at(deadline):
-            await self.wake.wait()
-        moved = self.wake.is_set()
-        self.wake = trio.Event()
-        return moved
-
-
-@dataclass(slots=True)
-class _Line:
-    """The calls that wait for one family on one network, by arrival.
-
-    `tries` and `trying` count attempts to allocate, made by whoever is first:
-    while one runs, and when one has ended in between, what the database says and
-    who stands in the line do not go together.
-    """
-
-    places: list[_Place] = field(default_factory=list)
-    tries: int = 0
-    trying: int = 0
-    settled: trio.Event = field(default_factory=trio.Event)
-
-    def enter(self, place: _Place) -> None:
-        """Take the place of an arrival; whoever stands behind it counts anew."""
-        position = self.position(place.ticket)
-        for behind in self.places[position - 1 :]:
-            behind.wake.set()
-        self.places.insert(position - 1, place)
-
-    def leave(self, place: _Place) -> None:
-        """Give up a place; whoever is first then may try."""
-        self.places.remove(place)
-        self.wake_first()
-
-    def wake_first(self) -> None:
-        """Have the first one try, because something has changed."""
-        if self.places:
-            self.places[0].wake.set()
-
-    def position(self, ticket: int) -> int:
-        """1 for the first place, or where a new arrival would stand."""
-        return 1 + bisect.bisect_left(self.places, ticket, key=lambda p: p.ticket)
-
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Mark an attempt to allocate."""
-        self.trying += 1
-        try:
-            yield
-        finally:
-            self.trying -= 1
-            self.tries += 1
-            self.settled.set()
-            self.settled = trio.Event()
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """An allocation on its way: what is asked, since when and until when."""
-
-    owner: Owner
-    wanted: Sequence[Wanted]
-    pod: Pod
-    ticket: int
-    deadline: float
-
-    @property
-    def patience_ends(self) -> float:
-        """When waiting for an address ends, in Trio's time."""
-        return self.deadline - ANSWER_MARGIN
+    waiting: Mapping[tuple[str, Family], int]
 
 
 class Engine:
@@ -158,8 +79,10 @@ class Engine:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._boot_id = store.clock.clock.boot_id()
         self._tickets = itertools.count()
-        self._lines: dict[_Key, _Line] = {}
+        self._lines: dict[Key, Line] = {}
+        self._calls: dict[Owner, list[Call]] = {}
 
     async def allocate(
         self,
@@ -168,6 +91,8 @@ class Engine:
         pod: Pod,
         *,
         deadline: float | None = None,
+        sticky: bool = False,
+        started_ms: int | None = None,
     ) -> tuple[Allocation, ...]:
         """Give an owner the addresses that it asks for, all or none.
 
@@ -177,10 +102,13 @@ class Engine:
 
         Args:
           owner: who gets them.
-          wanted: one entry a family, with the block to add where it is missing.
+          wanted: one entry a family, with the block to add where it is missing,
+            or one entry a set of ranges.
           pod: kept with the addresses for people.
           deadline: when the caller stops listening, in `trio.current_time()`
             seconds; DEFAULT_CAPACITY_WAIT from now when None.
+          sticky: whether the pod is to get what it had last.
+          started_ms: when the call began, in stored time; None means now.
 
         Returns:
           One allocation for each entry of `wanted`, in its order, committed.
@@ -188,35 +116,59 @@ class Engine:
         Raises:
           InvalidRequest: nothing is wanted, a block overlaps another in part, or
             a requested address can never be had.
+          OwnerDeleted: the owner was deleted since the call began.
           AddressTaken: a requested address is another owner's now.
           PoolExhausted: nothing is free and nothing will be in time.
           StoreBusy: the database was busy until the deadline.
           StoreError: the database failed; nothing was written.
         """
-        call = _Call(owner, wanted, pod, next(self._tickets), _until(deadline))
-        missing = [want.family for want in wanted]
-        if self._line_ahead(call, missing) is not None:
-            assured = await self._store.assured(owner, wanted)
-            missing = [family for family in missing if family not in assured]
-        key = self._line_ahead(call, missing)
-        if key is None:
-            try:
-                return await self._attempt(call)
-            except PoolExhausted as shortage:
-                if self._time_of(shortage.next_free_ms) > call.patience_ends:
-                    raise
-                key = _key(shortage)
-                missing = [*{*missing, key[1]}]
-        return await self._allocate_in_turn(call, missing, key)
+        if started_ms is None:
+            # A DEL noted in this very millisecond was here before this call: one
+            # that comes from now on ends it without any clock.
+            started_ms = self.now_ms() + 1
+        call = Call(
+            owner,
+            wanted,
+            pod,
+            sticky,
+            started_ms,
+            next(self._tickets),
+            _until(deadline),
+        )
+        under_way = self._calls.setdefault(owner, [])
+        under_way.append(call)
+        try:
+            with call.scope:
+                served = await self._allocate(call)
+            if not call.is_over:
+                return served
+        finally:
+            under_way.remove(call)
+            if not under_way:
+                self._calls.pop(owner, None)
+        raise OwnerDeleted(
+            f"container {owner.container_id!r} was deleted from network "
+            f"{owner.network!r} while this call for {owner.interface_name!r} was on "
+            "its way: a new call is served"
+        )
 
     async def deallocate(
-        self, owner: Owner, *, deadline: float | None = None
+        self,
+        owner: Owner,
+        *,
+        deadline: float | None = None,
+        arrived_ms: int | None = None,
     ) -> tuple[Allocation, ...]:
         """Take back all that an owner holds; it rests for the cooldown.
+
+        Allocations of the owner that are on their way end, and those that began
+        before this call but arrive later will be refused.
 
         Args:
           owner: whose addresses.
           deadline: as in `allocate`.
+          arrived_ms: when the wish to delete it arrived, in stored time, where
+            that was earlier than now.
 
         Returns:
           What was released; empty when nothing was held, which is no error.
@@ -225,10 +177,85 @@ class Engine:
           StoreBusy: the database was busy until the deadline.
           StoreError: the database failed; nothing was written.
         """
-        released = await _persist(lambda: self._store.release(owner), _until(deadline))
-        for allocation in released:
-            self.announce(owner.network, allocation.family)
+        deleted_at = self.now_ms() if arrived_ms is None else arrived_ms
+        for call in self._calls.get(owner, ()):
+            if arrived_ms is None or call.started_ms <= arrived_ms:
+                call.end()
+        released = await _persist(
+            lambda: self._store.release(owner, deleted_at=deleted_at), _until(deadline)
+        )
+        self._announce_all(owner.network, released)
         return released
+
+    async def give_back(
+        self, owner: Owner, allocation_id: str, *, deadline: float | None = None
+    ) -> tuple[Allocation, ...]:
+        """Take back what nobody learned of, unless the owner has asked again since.
+
+        Args:
+          owner: whose addresses.
+          allocation_id: that of the allocation in question.
+          deadline: as in `allocate`.
+
+        Returns:
+          What was released; empty when the owner's allocation is another now.
+
+        Raises:
+          StoreError: as for `deallocate`.
+        """
+        released = await _persist(
+            lambda: self._store.release(owner, only_allocation_id=allocation_id),
+            _until(deadline),
+        )
+        self._announce_all(owner.network, released)
+        return released
+
+    async def collect_garbage(
+        self,
+        network: str,
+        kept: Set[tuple[str, str]],
+        *,
+        taken_ms: int | None = None,
+        deadline: float | None = None,
+    ) -> list[tuple[Owner, Allocation]]:
+        """Take back what is held on a network by whoever a list does not name.
+
+        Each owner is as if deleted when the list was taken. It takes as many
+        transactions as there are owners, COLLECTED_AT_ONCE a piece.
+
+        Args:
+          network: the only one that is touched.
+          kept: container id and interface name of all that is on the list.
+          taken_ms: when the list was taken, in stored time; None means now. What
+            was allocated later stays.
+          deadline: as in `allocate`.
+
+        Returns:
+          Who had which address.
+
+        Raises:
+          StoreError: as for `deallocate`; what was taken back before stays so.
+        """
+        ends = _until(deadline)
+        taken_at = self.now_ms() if taken_ms is None else taken_ms
+        owners = await self._store.owners_besides(network, kept, taken_at)
+        collected: list[tuple[Owner, Allocation]] = []
+        for start in range(0, len(owners), COLLECTED_AT_ONCE):
+            some = owners[start : start + COLLECTED_AT_ONCE]
+            got = await _persist(partial(self._store.collect, some, taken_at), ends)
+            self._announce_all(network, [allocation for _, allocation in got])
+            collected += got
+        return collected
+
+    async def capacity(self, network: str) -> dict[Family, IPUsage]:
+        """How the addresses of a network are spent, by family.
+
+        A family without a block is left out: the first request brings its block.
+
+        Raises:
+          StoreError: the database failed.
+        """
+        return await self._store.capacity(network)
 
     async def check(self, owner: Owner) -> tuple[Allocation, ...]:
         """What an owner holds, IPv4 first.
@@ -245,24 +272,70 @@ class Engine:
             )
         return held
 
+    def now_ms(self) -> int:
+        """The stored time now, in milliseconds since the Unix epoch."""
+        return self._store.clock.now_ms()
+
+    def stored_ms(self, boottime_ms: int, boot_id: str) -> int | None:
+        """A moment that a caller told, in stored time; never after now.
+
+        Args:
+          boottime_ms: milliseconds since the boot; 0 where the caller told none.
+          boot_id: of which boot. Nothing is known of the clock of another one.
+        """
+        clock = self._store.clock
+        if boottime_ms == 0 or boot_id != self._boot_id:
+            return None
+        return min(boottime_ms + clock.offset_ms, clock.now_ms())
+
     def announce(self, network: str, family: Family) -> None:
         """Tell who waits that the addresses of a network have changed.
 
         Whoever frees addresses or adds a block calls it, after the commit.
         """
-        line = self._lines.get((network, family))
-        if line is not None:
-            line.wake_first()
+        for key, line in self._lines.items():
+            if key[:2] == (network, family):
+                line.wake_first()
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of who waits."""
-        return EngineStatistics(
-            {key: len(line.places) for key, line in self._lines.items()}
-        )
+        waiting: dict[tuple[str, Family], int] = {}
+        for key, line in self._lines.items():
+            waiting[key[:2]] = waiting.get(key[:2], 0) + len(line.places)
+        return EngineStatistics(waiting)
 
-    async def _attempt(self, call: _Call) -> tuple[Allocation, ...]:
+    def _announce_all(self, network: str, released: Sequence[Allocation]) -> None:
+        for family in {allocation.family for allocation in released}:
+            self.announce(network, family)
+
+    async def _allocate(self, call: Call) -> tuple[Allocation, ...]:
+        """Allocate at once, or in turn when others wait or nothing is free."""
+        missing = list(range(len(call.wanted)))
+        if self._line_ahead(call, missing) is not None:
+            assured = await self._store.assured(
+                call.owner, call.wanted, call.pod if call.sticky else None
+            )
+            missing = [place for place in missing if place not in assured]
+        key = self._line_ahead(call, missing)
+        if key is None:
+            try:
+                return await self._attempt(call)
+            except PoolExhausted as shortage:
+                if self._time_of(shortage.next_free_ms) > call.patience_ends:
+                    raise
+                key = call.key(shortage.place)
+                missing = [*{*missing, shortage.place}]
+        return await self._allocate_in_turn(call, missing, key)
+
+    async def _attempt(self, call: Call) -> tuple[Allocation, ...]:
         served = await _persist(
-            lambda: self._store.allocate(call.owner, call.wanted, call.pod),
+            lambda: self._store.allocate(
+                call.owner,
+                call.wanted,
+                call.pod,
+                sticky=call.sticky,
+                started_ms=call.started_ms,
+            ),
             call.deadline,
         )
         for want in call.wanted:
@@ -271,7 +344,7 @@ class Engine:
         return served
 
     async def _allocate_in_turn(
-        self, call: _Call, missing: Sequence[Family], key: _Key
+        self, call: Call, missing: Sequence[int], key: Key
     ) -> tuple[Allocation, ...]:
         """Stand in the line of `key`, or of what lacks then, until served."""
         while True:
@@ -289,7 +362,7 @@ class Engine:
                         with line.attempt():
                             return await self._attempt(call)
                     except PoolExhausted as shortage:
-                        ahead = _key(shortage)
+                        ahead = call.key(shortage.place)
                         if ahead != key:
                             break
                         free_at = self._time_of(shortage.next_free_ms)
@@ -298,20 +371,20 @@ class Engine:
                     await place.woken(free_at)
             key = ahead
 
-    def _line_ahead(self, call: _Call, families: Sequence[Family]) -> _Key | None:
-        """A line of these families in which an earlier call waits (rule 2)."""
-        for family in families:
-            key = (call.owner.network, family)
+    def _line_ahead(self, call: Call, places: Sequence[int]) -> Key | None:
+        """A line for one of these entries in which an earlier call waits (rule 2)."""
+        for place in places if self._lines else ():
+            key = call.key(place)
             line = self._lines.get(key)
             if line is not None and line.position(call.ticket) > 1:
                 return key
         return None
 
     @contextlib.contextmanager
-    def _in_line(self, key: _Key, call: _Call) -> Iterator[tuple[_Line, _Place]]:
+    def _in_line(self, key: Key, call: Call) -> Iterator[tuple[Line, Place]]:
         """Stand in a line for the body of a `with`; the last one takes it away."""
-        line = self._lines.setdefault(key, _Line())
-        place = _Place(call.ticket)
+        line = self._lines.setdefault(key, Line())
+        place = Place(call.ticket)
         line.enter(place)
         try:
             yield line, place
@@ -320,7 +393,7 @@ class Engine:
             if not line.places:
                 del self._lines[key]
 
-    async def _check_prospect(self, call: _Call, key: _Key, line: _Line) -> None:
+    async def _check_prospect(self, call: Call, key: Key, line: Line) -> None:
         """Refuse a call at whose place nothing becomes free in time (rule 5)."""
         with trio.move_on_at(call.patience_ends):
             for _ in range(COUNTS_OF_A_MOVING_LINE):
@@ -329,7 +402,7 @@ class Engine:
                 position, tries = line.position(call.ticket), line.tries
                 if position == 1:
                     return
-                usage = await self._store.usage(*key, position)
+                usage = await self._usage(key, position)
                 if self._time_of(usage.next_free_ms) <= call.patience_ends:
                     return
                 still = line.position(call.ticket) == position and line.tries == tries
@@ -339,29 +412,32 @@ class Engine:
                 return
         raise await self._shortage(key)
 
-    async def _shortage(self, key: _Key) -> PoolExhausted:
+    async def _shortage(self, key: Key) -> PoolExhausted:
         """What to tell a call whose patience ends, with fresh counts."""
-        usage = await self._store.usage(*key)
+        network, family, ranges = key
+        usage = await self._usage(key)
         free_at = usage.next_free_ms
         return PoolExhausted(
-            *key,
+            network,
+            family,
             owned=usage.owned,
             cooling=usage.cooling,
             reserved=usage.reserved,
             next_free_ms=free_at,
-            wait_ms=None if free_at is None else free_at - self._store.clock.now_ms(),
+            wait_ms=None if free_at is None else free_at - self.now_ms(),
+            ranges="" if ranges is None else str(ranges),
         )
+
+    async def _usage(self, key: Key, position: int = 1) -> IPUsage:
+        network, family, ranges = key
+        return await self._store.usage(network, family, position, ranges)
 
     def _time_of(self, stored_ms: int | None) -> float:
         """A stored time in Trio's time; None, which is never, as infinity."""
         if stored_ms is None:
             return math.inf
-        wait_ms = stored_ms - self._store.clock.now_ms()
+        wait_ms = stored_ms - self.now_ms()
         return trio.current_time() + wait_ms / 1000
-
-
-def _key(shortage: PoolExhausted) -> _Key:
-    return (shortage.network, Family(shortage.family))
 
 
 def _until(deadline: float | None) -> float:

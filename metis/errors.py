@@ -32,6 +32,8 @@ class PoolExhausted(MetisError):
       next_free_ms: stored time (`metis.clock`) at which the next cooling
         address becomes free, or None when nothing is cooling.
       wait_ms: milliseconds from now until next_free_ms, or None.
+      place: which entry of the request lacks an address, from 0.
+      ranges: from which ranges it was to be, where the request names some.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class PoolExhausted(MetisError):
         reserved: int,
         next_free_ms: int | None,
         wait_ms: int | None,
+        place: int = 0,
+        ranges: str = "",
     ) -> None:
         self.network = network
         self.family = family
@@ -52,6 +56,8 @@ class PoolExhausted(MetisError):
         self.reserved = reserved
         self.next_free_ms = next_free_ms
         self.wait_ms = wait_ms
+        self.place = place
+        self.ranges = ranges
         if owned + cooling + reserved == 0:
             state = "the network has no CIDR block of this family"
         else:
@@ -61,8 +67,10 @@ class PoolExhausted(MetisError):
             if wait_ms is None
             else f"the next is free in {max(wait_ms, 0) / 1000:.1f} s"
         )
+        where = f" in {ranges}" if ranges else ""
         super().__init__(
-            f"no {family} address is free on network {network!r}: {state}; {when}"
+            f"no {family} address is free on network {network!r}{where}: "
+            f"{state}; {when}"
         )
 
 
@@ -70,6 +78,14 @@ class AddressTaken(MetisError):
     """The address that was asked for by name is another owner's now.
 
     Held, or cooling after another owner; asking again later may help.
+    """
+
+
+class OwnerDeleted(MetisError):
+    """The owner was deleted after this call began, so nobody waits for its answer.
+
+    A runtime that gives up on an ADD sends the DEL while the ADD still runs. A
+    call that begins after the DEL is served.
     """
 
 

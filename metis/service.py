@@ -20,7 +20,6 @@ from metis.api.adaptiveipam.v1 import (
     CheckPodIpResponse,
     DeallocatePodIpRequest,
     DeallocatePodIpResponse,
-    IpConfig,
     PodIp,
 )
 from metis.api.admin.v1 import (
@@ -37,22 +36,13 @@ from metis.errors import (
     InvalidRequest,
     MetisError,
     NotAllocated,
+    OwnerDeleted,
     PoolExhausted,
     StoreBusy,
     StoreUnavailable,
 )
-from metis.model import (
-    DEFAULT_NETWORK,
-    Allocation,
-    CIDRBlock,
-    Family,
-    Owner,
-    Pod,
-    TablePage,
-    Wanted,
-    format_address,
-    parse_address,
-)
+from metis.model import DEFAULT_NETWORK, Allocation, Owner, Pod, TablePage
+from metis.requests import allocation_response, owner_of, wanted_of
 from metis.store.store import Store
 
 ERROR_DOMAIN = "metis"
@@ -72,33 +62,48 @@ class AdaptiveIpamService(AdaptiveIpamBase):
     async def allocate_pod_ip(
         self, message: AllocatePodIpRequest
     ) -> AllocatePodIpResponse:
-        """Give the owner one address per family asked for, all or none.
+        """Give the owner one address per set or family asked for, all or none.
 
         Raises:
           GRPCError: INVALID_ARGUMENT for a request that can never be granted,
-            RESOURCE_EXHAUSTED when no address is free, UNAVAILABLE when the
-            database cannot be used now, INTERNAL when it is broken.
+            RESOURCE_EXHAUSTED when no address is free, ABORTED when the owner was
+            deleted since the call began, UNAVAILABLE when the database cannot be
+            used now, INTERNAL when it is broken.
         """
-        with _statuses():
-            owner, wanted = _owner_and_wanted(message)
-            pod = Pod(message.pod_name, message.pod_namespace)
-            held = await self._engine.allocate(owner, wanted, pod, deadline=_deadline())
-        by_family = {allocation.family: _pod_ip(allocation) for allocation in held}
-        return AllocatePodIpResponse(
-            ipv4=by_family.get(Family.IPV4), ipv6=by_family.get(Family.IPV6)
-        )
+        with statuses():
+            wanted = wanted_of(message)
+            allocations = await self._engine.allocate(
+                owner_of(message),
+                wanted,
+                Pod(message.pod_name, message.pod_namespace),
+                deadline=deadline_of_call(),
+                sticky=message.sticky,
+                started_ms=self._engine.stored_ms(
+                    message.started_boottime_ms, message.boot_id
+                ),
+            )
+            return allocation_response(wanted, allocations)
 
     async def deallocate_pod_ip(
         self, message: DeallocatePodIpRequest
     ) -> DeallocatePodIpResponse:
         """Take back what the owner holds; holding nothing is success.
 
+        With `only_allocation_id` it takes back that allocation alone, and the
+        owner does not count as deleted.
+
         Raises:
           GRPCError: as `allocate_pod_ip`, without RESOURCE_EXHAUSTED.
         """
-        with _statuses():
+        with statuses():
             owner = _owner(message)
-            await self._engine.deallocate(owner, deadline=_deadline())
+            ends = deadline_of_call()
+            if message.only_allocation_id:
+                await self._engine.give_back(
+                    owner, message.only_allocation_id, deadline=ends
+                )
+            else:
+                await self._engine.deallocate(owner, deadline=ends)
         return DeallocatePodIpResponse()
 
     async def check_pod_ip(self, message: CheckPodIpRequest) -> CheckPodIpResponse:
@@ -108,7 +113,7 @@ class AdaptiveIpamService(AdaptiveIpamBase):
           GRPCError: NOT_FOUND when it holds nothing; else as
             `deallocate_pod_ip`.
         """
-        with _statuses():
+        with statuses():
             held = await self._engine.check(_owner(message))
         return CheckPodIpResponse(held=[_pod_ip(allocation) for allocation in held])
 
@@ -128,7 +133,7 @@ class AdminService(AdminBase):
           GRPCError: INVALID_ARGUMENT for a filter or a page token that cannot
             be read.
         """
-        with _statuses():
+        with statuses():
             return _table(
                 await self._store.list_blocks(
                     message.filter, message.page_size, message.page_token
@@ -139,7 +144,7 @@ class AdminService(AdminBase):
         self, message: ListIpAddressesRequest
     ) -> AdminTableDumpResponse:
         """One page of the addresses; raises as `list_cidr_blocks`."""
-        with _statuses():
+        with statuses():
             return _table(
                 await self._store.list_addresses(
                     message.filter, message.page_size, message.page_token
@@ -148,7 +153,7 @@ class AdminService(AdminBase):
 
 
 @contextmanager
-def _statuses() -> Iterator[None]:
+def statuses() -> Iterator[None]:
     """Turn the errors of metis into gRPC statuses."""
     try:
         yield
@@ -180,6 +185,8 @@ def grpc_error(error: MetisError) -> GRPCError:
             ]
         case AddressTaken():
             status = Status.RESOURCE_EXHAUSTED
+        case OwnerDeleted():
+            status = Status.ABORTED
         case NotAllocated():
             status = Status.NOT_FOUND
         case StoreBusy() | StoreUnavailable():
@@ -189,7 +196,7 @@ def grpc_error(error: MetisError) -> GRPCError:
     return GRPCError(status, str(error), details)
 
 
-def _deadline() -> float | None:
+def deadline_of_call() -> float | None:
     """The call's deadline in Trio's time; None when the caller set none."""
     deadline = trio.current_effective_deadline()
     return None if deadline == float("inf") else deadline
@@ -201,65 +208,6 @@ def _owner(message: DeallocatePodIpRequest | CheckPodIpRequest) -> Owner:
         message.container_id,
         message.interface_name,
     )
-
-
-def _owner_and_wanted(message: AllocatePodIpRequest) -> tuple[Owner, list[Wanted]]:
-    """Read the owner and the families from the one or two IPConfigs."""
-    configs = [
-        (family, config)
-        for family, config in (
-            (Family.IPV4, message.ipv4_config),
-            (Family.IPV6, message.ipv6_config),
-        )
-        if config is not None
-    ]
-    if not configs:
-        raise InvalidRequest(
-            "the request has neither ipv4_config nor ipv6_config: set one or both"
-        )
-    network = message.network or DEFAULT_NETWORK
-    owners = {
-        Owner(network, config.container_id, config.interface_name)
-        for _, config in configs
-    }
-    if len(owners) > 1:
-        raise InvalidRequest(
-            "ipv4_config and ipv6_config name different interfaces or containers: "
-            + " and ".join(
-                repr(f"{config.container_id}/{config.interface_name}")
-                for _, config in configs
-            )
-        )
-    requested = _requested(message.requested_ips, [family for family, _ in configs])
-    return owners.pop(), [
-        _wanted(family, config, requested.get(family)) for family, config in configs
-    ]
-
-
-def _requested(addresses: list[str], families: list[Family]) -> dict[Family, str]:
-    """The requested addresses by family, in canonical form."""
-    requested: dict[Family, str] = {}
-    for text in addresses:
-        family = Family.of(text)
-        try:
-            address = format_address(family, parse_address(family, text))
-        except ValueError:
-            raise InvalidRequest(
-                f"requested address {text[:64]!r} is not an IP address: "
-                "write it without a prefix, for example '10.240.0.9'"
-            ) from None
-        if family not in families or family in requested:
-            raise InvalidRequest(
-                f"requested address {address!r} is one too many: at most one of each "
-                f"family asked for ({', '.join(families)}) can be requested"
-            )
-        requested[family] = address
-    return requested
-
-
-def _wanted(family: Family, config: IpConfig, address: str | None) -> Wanted:
-    cidr = config.initial_pod_cidr
-    return Wanted(family, CIDRBlock.parse(cidr, family) if cidr else None, address)
 
 
 def _pod_ip(allocation: Allocation) -> PodIp:

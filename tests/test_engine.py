@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from metis.engine import (
-    ANSWER_MARGIN,
+    COLLECTED_AT_ONCE,
     DEFAULT_CAPACITY_WAIT,
     Engine,
     EngineStatistics,
@@ -22,12 +22,16 @@ from metis.errors import (
     AddressTaken,
     InvalidRequest,
     NotAllocated,
+    OwnerDeleted,
     PoolExhausted,
     StoreBusy,
     StoreUnavailable,
 )
 from metis.model import CIDRBlock, Family, IPUsage, Owner, Pod, Wanted
+from metis.ranges import AddressRange, AddressSet
+from metis.store.database import Work
 from metis.store.store import Store, run_store
+from metis.waiting import ANSWER_MARGIN
 from tests.store.databases import (
     IPV4,
     IPV6,
@@ -356,8 +360,10 @@ async def test_a_claim_that_lapses_on_the_way_leads_into_the_line(
         d.cool(second, 6)
         await d.queue(owner("c0"), IPV4)
 
-        async def claims(_: Owner, wanted: Sequence[Wanted]) -> frozenset[Family]:
-            return frozenset(want.family for want in wanted)
+        async def claims(
+            _: Owner, wanted: Sequence[Wanted], __: Pod | None
+        ) -> frozenset[int]:
+            return frozenset(range(len(wanted)))
 
         monkeypatch.setattr(d.store, "assured", claims)
         await d.queue(owner("c1"), IPV4)
@@ -618,9 +624,12 @@ async def test_whoever_cannot_count_because_the_line_moves_stays_in_it(
         usage, counts = d.store.usage, []
 
         async def usage_while_the_first_tries(
-            network: str, family: Family, position: int = 1
+            network: str,
+            family: Family,
+            position: int = 1,
+            ranges: AddressSet | None = None,
         ) -> IPUsage:
-            counted = await usage(network, family, position)
+            counted = await usage(network, family, position, ranges)
             counts.append(position)
             d.engine.announce(network, family)
             await settle()
@@ -687,6 +696,246 @@ async def test_a_call_that_is_busy_in_its_turn_keeps_its_turn(
         d.database.failures = [StoreBusy("locked")] * 3
     assert [who for who, _ in d.served] == ["c0", "c1"]
     assert all(3 < when < 4 for _, when in d.served)
+
+
+def out_of(*arguments: str, address: str | None = None) -> Wanted:
+    """An address out of a set of one range."""
+    return Wanted.out_of(AddressSet((AddressRange.parse(*arguments),)), address)
+
+
+LOW = out_of("10.0.0.0/24", "10.0.0.10", "10.0.0.11")
+HIGH = out_of("10.0.0.0/24", "10.0.0.20", "10.0.0.21")
+
+
+async def test_each_set_of_ranges_has_a_line_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=5) as d:
+        for number in range(2):
+            await d.allocate(owner(f"low-{number}"), LOW)
+        await d.engine.deallocate(owner("low-0"))
+        await d.queue(owner("c0"), LOW)
+        assert d.engine.statistics().waiting == {("default", Family.IPV4): 1}
+        await d.allocate(owner("c1"), HIGH)
+        await d.allocate(owner("c2"), LOW)
+    assert d.served[2:] == [("c1", 0.0), ("c0", 5.0)]
+    ((who, when, error),) = d.refused
+    assert (who, when) == ("c2", 0.0)
+    assert "in 10.0.0.10-10.0.0.11 of 10.0.0.0/24: " in str(error)
+
+
+async def test_one_of_two_sets_of_a_family_can_be_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=5) as d:
+        for number in range(2):
+            await d.allocate(owner(f"low-{number}"), LOW)
+        await d.engine.deallocate(owner("low-0"))
+        await d.queue(owner("c0"), HIGH, LOW)
+        await d.allocate(owner("c1"), HIGH)
+    assert d.served[2:] == [("c1", 0.0), ("c0", 5.0)]
+
+
+async def test_a_del_ends_the_calls_of_its_owner_that_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=5) as d:
+        await fill(d, "10.0.0.0/29")
+        for number in range(2):
+            await d.engine.deallocate(owner(f"x{number}"))
+        ended: list[float] = []
+
+        async def give_up() -> None:
+            with pytest.raises(OwnerDeleted, match=r"'c1' was deleted .* 'eth0'"):
+                await d.engine.allocate(owner("c1"), [IPV4], Pod())
+            ended.append(d.now)
+
+        d.nursery.start_soon(give_up)
+        await settle()
+        await d.queue(owner("c2"), IPV4)
+        await trio.sleep(1)
+        assert await d.engine.deallocate(owner("c1")) == ()
+        await settle()
+        assert ended == [1.0]
+        assert d.engine.statistics().waiting == {("default", Family.IPV4): 1}
+    assert d.served == [("c2", 5.0)]
+
+
+async def test_a_del_ends_a_call_that_is_being_written_and_takes_its_address(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk() as d:
+        gate, write, events = trio.Event(), d.database.write, []
+
+        async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
+            events.append("writing")
+            await gate.wait()
+            return await write(group)
+
+        async def allocate() -> None:
+            with pytest.raises(OwnerDeleted):
+                await d.engine.allocate(owner("c1"), [want("10.0.0.0/24")], Pod())
+            events.append("ended")
+
+        async def deallocate() -> None:
+            (released,) = await d.engine.deallocate(owner("c1"))
+            events.append(released.address)
+
+        monkeypatch.setattr(d.database, "write", write_at_the_gate)
+        d.nursery.start_soon(allocate)
+        await settle()
+        d.nursery.start_soon(deallocate)
+        await settle()
+        assert events == ["writing"]
+        gate.set()
+        await settle()
+        assert sorted(events) == ["10.0.0.2", "ended", "writing", "writing"]
+        assert await d.store.held(owner("c1")) == ()
+
+
+async def test_an_allocation_that_began_before_its_del_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        await d.engine.deallocate(owner("c1"))
+        deleted_at = d.engine.now_ms()
+        for started_ms in (deleted_at - 5_000, deleted_at):
+            with pytest.raises(OwnerDeleted, match="after this call for 'eth0' began"):
+                await d.engine.allocate(
+                    owner("c1"), [want("10.0.0.0/24")], Pod(), started_ms=started_ms
+                )
+        assert await d.store.held(owner("c1")) == ()
+        got = await d.engine.allocate(
+            owner("c1"), [want("10.0.0.0/24")], Pod(), started_ms=deleted_at + 1
+        )
+        with pytest.raises(OwnerDeleted):  # the late one is refused all the same
+            await d.engine.allocate(
+                owner("c1"), [IPV4], Pod(), started_ms=deleted_at - 5_000
+            )
+        assert await d.engine.check(owner("c1")) == got
+
+
+async def test_whoever_tells_no_start_begins_on_arrival(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        block = want("10.0.0.0/24")
+        first = await d.engine.allocate(owner("c1"), [block], Pod())
+        await d.engine.deallocate(owner("c1"))
+        assert await d.engine.allocate(owner("c1"), [block], Pod()) == first
+        assert d.now == 0
+
+
+async def test_a_del_that_arrived_earlier_ends_only_what_began_before(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=5) as d:
+        await fill(d, "10.0.0.0/30")
+        await d.engine.deallocate(owner("x0"))
+        await d.queue(owner("c1"), IPV4)
+        await d.engine.deallocate(owner("c1"), arrived_ms=d.engine.now_ms() - 1)
+    assert d.served == [("c1", 5.0)]
+
+
+async def test_an_allocation_is_given_back_unless_the_owner_asked_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        block = want("10.0.0.0/24")
+        (first,) = await d.engine.allocate(owner("c1"), [block], Pod())
+        (again,) = await d.engine.allocate(owner("c1"), [block], Pod())
+        assert first.address == again.address
+        assert await d.engine.give_back(owner("c1"), first.allocation_id) == ()
+        assert await d.engine.check(owner("c1")) == (again,)
+        assert await d.engine.give_back(owner("c1"), again.allocation_id) == (again,)
+        # No record is left: whoever began before may still be served.
+        assert await d.engine.allocate(owner("c1"), [block], Pod(), started_ms=1)
+
+
+async def test_giving_back_wakes_who_waits(autojump_clock: MockClock) -> None:
+    async with desk(cooldown=0) as d:
+        first, *_ = await fill(d, "10.0.0.0/29")
+        d.cool(first, 8)
+        await d.queue(owner("c1"), IPV4)
+        (held,) = await d.store.held(owner("x3"))
+        await d.engine.give_back(owner("x3"), held.allocation_id)
+    assert d.served == [("c1", 0.0)]
+
+
+async def test_garbage_is_collected_in_steps(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        addresses = await fill(d, "10.0.0.0/24")
+        writes = len(d.database.groups)
+        collected = await d.engine.collect_garbage("default", set())
+        assert len(collected) == len(addresses)
+        assert len(d.database.groups) - writes == -(-253 // COLLECTED_AT_ONCE)
+
+
+async def test_garbage_is_all_that_is_not_on_the_list_and_helps_who_waits(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=3) as d:
+        addresses = await fill(d, "10.0.0.0/24")
+        await fill(d, "10.0.0.0/29", "other")
+        d.cool(addresses[0], 8)
+        await d.queue(owner("c1"), IPV4)
+        kept = {("x1", "eth0"), ("x2", "net1")}
+        collected = await d.engine.collect_garbage("default", kept)
+        gone = {(who.container_id, held.address) for who, held in collected}
+        assert gone == {
+            (f"x{number}", address)
+            for number, address in enumerate(addresses)
+            if number > 1
+        }
+        assert await d.engine.check(owner("x1"))
+        assert await d.engine.check(owner("x1", "other"))
+        assert await d.engine.collect_garbage("default", kept) == []
+        usage = (await d.engine.capacity("default"))[Family.IPV4]
+        assert (usage.owned, usage.cooling, usage.reserved) == (1, 252, 3)
+    assert d.served == [("c1", 3.0)]
+
+
+async def test_what_was_allocated_after_the_list_was_taken_stays(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        await d.engine.allocate(owner("old"), [want("10.0.0.0/24")], Pod())
+        taken_ms = d.engine.now_ms()
+        await trio.sleep(0.001)
+        await d.engine.allocate(owner("new"), [IPV4], Pod())
+        collected = await d.engine.collect_garbage("default", set(), taken_ms=taken_ms)
+        assert [who.container_id for who, _ in collected] == ["old"]
+        assert await d.engine.check(owner("new"))
+        with pytest.raises(OwnerDeleted):
+            await d.engine.allocate(owner("old"), [IPV4], Pod(), started_ms=taken_ms)
+        assert await d.engine.allocate(owner("old"), [IPV4], Pod())
+
+
+async def test_a_sticky_pod_gets_what_it_had_and_does_not_wait(
+    autojump_clock: MockClock,
+) -> None:
+    pod = Pod("web-0", "shop")
+    async with desk(cooldown=60) as d:
+        (had,) = await d.engine.allocate(owner("s1"), [want("10.0.0.0/29")], pod)
+        first, *_ = await fill(d, "10.0.0.0/29")
+        await d.engine.deallocate(owner("s1"))
+        d.cool(first, 5)
+        await d.queue(owner("c1"), IPV4)
+        (got,) = await d.engine.allocate(owner("s2"), [IPV4], pod, sticky=True)
+        assert got.address == had.address
+        assert d.now == 0
+    assert d.served == [("c1", 5.0)]
+
+
+async def test_a_moment_of_another_boot_or_of_the_future_tells_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        await trio.sleep(2)
+        assert d.engine.stored_ms(1_500, "boot-1") == START_MS + 1_500
+        assert d.engine.stored_ms(9_500, "boot-1") == START_MS + 2_000
+        assert d.engine.stored_ms(1_500, "boot-0") is None
+        assert d.engine.stored_ms(0, "boot-1") is None
 
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, 2.5, 4.0, 11.0, 20.0])
@@ -768,3 +1017,4 @@ async def test_all_that_waits_is_seen_by_nobody_once_it_is_over(
         await d.queue(owner("c1"), IPV4)
         assert d.engine.statistics().waiting == {("default", Family.IPV4): 1}
     assert d.engine._lines == {}
+    assert d.engine._calls == {}

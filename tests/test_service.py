@@ -26,6 +26,7 @@ from metis.errors import (
     InvalidRequest,
     MetisError,
     NotAllocated,
+    OwnerDeleted,
     PoolExhausted,
     StoreBusy,
     StoreError,
@@ -265,6 +266,7 @@ async def test_pages_lead_from_one_to_the_next(tmp_path: Path) -> None:
     [
         (InvalidRequest("x"), Status.INVALID_ARGUMENT),
         (AddressTaken("x"), Status.RESOURCE_EXHAUSTED),
+        (OwnerDeleted("x"), Status.ABORTED),
         (NotAllocated("x"), Status.NOT_FOUND),
         (StoreBusy("x"), Status.UNAVAILABLE),
         (StoreUnavailable("x"), Status.UNAVAILABLE),

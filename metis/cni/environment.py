@@ -164,12 +164,16 @@ def _requested(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     try:
-        return (str(ipaddress.ip_interface(text).ip),)
+        address = ipaddress.ip_interface(text).ip
     except ValueError:
+        address = None
+    if address is None or "%" in text:
         raise _bad_args(
             f"invalid address in {shown(f'IP={text}')}",
             "write one address, 10.88.0.5 or 10.88.0.5/16",
-        ) from None
+        )
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (str(mapped or address),)
 
 
 def _bad_args(message: str, details: str) -> CNIError:

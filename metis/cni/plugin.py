@@ -8,6 +8,7 @@ VERSION is answered before anything heavy is imported; runtimes ask for it often
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -22,8 +23,14 @@ from metis.cni.protocol import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from metis.cni.client import OpenChannel
     from metis.cni.log import CallRecord
+    from metis.cni.origin import Origin
+    from metis.cni.spec import Request
+    from metis.cni.verbs import OpenDirect
+    from metis.rpc.channel import Channel
 
 PROGRAM = "metis"
 """The plugin's name when its command line does not tell."""
@@ -34,15 +41,18 @@ NAMELESS = ("", "-", "-c", "__main__.py")
 
 def main() -> int:
     """Be the plugin for this process; returns its exit status, 0 or 1."""
+    parent = os.getppid()  # first: from here on it is noticed when it goes
     _occupy_closed_descriptors()
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     try:
         return run(
             os.environ,
             read=_read_stdin,
-            write=_write_stdout,
+            write=lambda text: _write_to_parent(parent, text),
             complain=_complain,
             program=PROGRAM if name in NAMELESS else name,
+            open_direct=_open_direct,
+            read_origin=_read_origin,
         )
     except BaseException as error:
         # Only what `run` imports before its own guard gets here, from a broken
@@ -59,6 +69,8 @@ def run(
     complain: Callable[[str], None],
     program: str = PROGRAM,
     open_channel: OpenChannel | None = None,
+    open_direct: OpenDirect | None = None,
+    read_origin: Callable[[], Origin] | None = None,
 ) -> int:
     """Carry out one call.
 
@@ -69,6 +81,8 @@ def run(
       complain: writes a line to standard error; never raises.
       program: the name under which the plugin was started.
       open_channel: reaches the daemon, instead of its Unix socket.
+      open_direct: does without the daemon; None for a plugin that cannot.
+      read_origin: tells when the call began; None for when the daemon hears of it.
 
     Returns:
       0, or 1 after an error object was written.
@@ -78,6 +92,7 @@ def run(
         return 0 if _written(write, version_text()) else 1
 
     import time
+    from functools import partial
 
     from metis.cni.log import CallRecord, append
 
@@ -95,9 +110,25 @@ def run(
         emitted = True
         write(text)
 
+    def carry_out(request: Request) -> tuple[str, ...]:
+        import trio
+
+        from metis.cni import client, verbs
+
+        return trio.run(
+            partial(
+                verbs.perform,
+                open_direct=open_direct,
+                origin=read_origin and read_origin(),
+            ),
+            request,
+            emit,
+            open_channel or client.open_daemon,
+        )
+
     failure: CNIError | None = None
     try:
-        _perform(call, environ, read, emit, program, open_channel)
+        _perform(call, environ, read, program, carry_out)
     except CNIError as error:
         failure = error
     except BaseException as error:
@@ -106,13 +137,15 @@ def run(
         failure = _unexpected(call, error)
     if failure is not None:
         call.outcome = f"{failure.code}: {failure.message}"
+        call.details = failure.details
         if not emitted:
             _written(write, error_text(failure, call.version))
+    if call.complaint:
+        complain(call.complaint)
     try:
-        append(
-            call.log_path,
-            call.line(at=time.time(), seconds=time.perf_counter() - start),
-        )
+        if call.is_wanted:
+            seconds = time.perf_counter() - start
+            append(call.log_path, call.line(at=time.time(), seconds=seconds))
     except BaseException as error:
         # The runtime has its answer: nothing about a log may change it now.
         complain(f"metis: the log {call.log_path!a} cannot be written: {error}")
@@ -123,9 +156,8 @@ def _perform(
     call: CallRecord,
     environ: Mapping[str, str],
     read: Callable[[], bytes],
-    emit: Callable[[str], None],
     program: str,
-    open_channel: OpenChannel | None,
+    carry_out: Callable[[Request], tuple[str, ...]],
 ) -> None:
     """Check the call, carry it out, and note in its record what is known."""
     from metis.cni import environment, spec
@@ -135,19 +167,27 @@ def _perform(
         stdin = read()
     except OSError as error:
         raise CNIError(IO_FAILURE, f"stdin cannot be read: {error}") from error
+    call.netns, call.args, call.stdin = env.netns, env.args, stdin
     config = spec.decode_configuration(stdin)
     call.log_path = spec.log_path(config)
+    call.set_level(spec.log_level(config))
     call.version = spec.answer_version(config)
     request = spec.read_request(env, config, program=program)
     call.pod = "/".join(filter(None, (request.pod.namespace, request.pod.name)))
+    call.note = request.note
+    call.addresses = carry_out(request)
 
-    import trio
 
-    from metis.cni import client, verbs
+def _open_direct(request: Request) -> AbstractAsyncContextManager[Channel]:
+    from metis.cni.direct import open_direct
 
-    call.addresses = trio.run(
-        verbs.perform, request, emit, open_channel or client.open_daemon
-    )
+    return open_direct(request.db_path, request.release_cooldown)
+
+
+def _read_origin() -> Origin:
+    from metis.cni.origin import read_origin
+
+    return read_origin()
 
 
 def _unexpected(call: CallRecord, error: BaseException) -> CNIError:
@@ -181,6 +221,22 @@ def _read_stdin() -> bytes:
 
 def _write_stdout(text: str) -> None:
     _write(1, text)
+
+
+def _write_to_parent(parent: int, text: str) -> None:
+    """Write to standard output, if whoever started this process still lives.
+
+    A runtime that gives up kills the main plugin and not its delegates. Such a
+    one has a new parent, which knows nothing of the call, and would tell nobody.
+
+    Raises:
+      BrokenPipeError: nobody will read it.
+    """
+    if os.getppid() != parent:
+        raise BrokenPipeError(
+            errno.EPIPE, "the process that started the plugin is gone"
+        )
+    _write_stdout(text)
 
 
 def _write(descriptor: int, text: str) -> None:

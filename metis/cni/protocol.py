@@ -17,6 +17,7 @@ IMPLIED_VERSION = "0.1.0"
 
 # Error codes: section 5 "Error"; 0 to 99 are reserved by the specification.
 INCOMPATIBLE_VERSION = 1
+UNSUPPORTED_FIELD = 2  # the message holds the key and its value
 INVALID_ENVIRONMENT = 4
 IO_FAILURE = 5
 DECODING_FAILURE = 6

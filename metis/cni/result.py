@@ -5,7 +5,8 @@ the specification:
 
     0.1.0, 0.2.0          ip4 and ip6, each with its own routes; dns
     0.3.0, 0.3.1, 0.4.0   ips with `version`, routes, dns
-    1.0.0, 1.1.0          ips without it, routes; numbers on routes from 1.1.0
+    1.0.0, 1.1.0          ips without it, routes; numbers on routes from 1.1.0;
+                          dns only where there is something in it
 
 A delegate leaves out `interfaces` and `ips[].interface` (section 5, "Delegated
 plugins (IPAM)"): its caller makes the interface and knows its place.
@@ -17,8 +18,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from metis.cni.dns import DNS
+from metis.cni.messages import PodAddress
 from metis.cni.spec import Request
-from metis.model import Allocation, CIDRBlock, Family
+from metis.model import Family
 
 _BY_FAMILY = ("0.1.0", "0.2.0")
 _WITH_IP_VERSION = ("0.3.0", "0.3.1", "0.4.0")
@@ -28,26 +31,27 @@ _KEY = {Family.IPV4: "ip4", Family.IPV6: "ip6"}
 _IP_VERSION = {Family.IPV4: "4", Family.IPV6: "6"}
 
 
-def result_text(request: Request, allocations: Sequence[Allocation]) -> str:
+def result_text(request: Request, addresses: Sequence[PodAddress], dns: DNS) -> str:
     """The result of an ADD.
 
     Routes of a family that the pod has no address of are left out: nothing
-    could reach their gateway, and main plugins fail on them.
+    could reach their gateway, and main plugins fail on them. The shapes of 0.1.0
+    and 0.2.0 have room for the first address of each family.
 
     Args:
       request: the call.
-      allocations: what it got, at most one a family, at least one.
+      addresses: what it got, in the order of its sets; at least one.
+      dns: how the pod resolves names.
     """
-    gateways = {
-        allocation.family: CIDRBlock.parse(allocation.cidr).gateway
-        for allocation in allocations
-    }
+    first: dict[Family, PodAddress] = {}
+    for one in addresses:
+        first.setdefault(one.family, one)
+    gateways = {family: one.gateway for family, one in first.items()}
     body: dict[str, Any] = {"cniVersion": request.version}
     if request.version in _BY_FAMILY:
-        for allocation in allocations:
-            family = allocation.family
-            entry = {"ip": _prefixed(allocation), "gateway": gateways[family]}
-            routes = _routes(request, {family: gateways[family]})
+        for family, one in first.items():
+            entry = {"ip": str(one), "gateway": one.gateway}
+            routes = _routes(request, {family: one.gateway})
             body[_KEY[family]] = entry | ({"routes": routes} if routes else {})
     else:
         if request.main:
@@ -56,23 +60,18 @@ def result_text(request: Request, allocations: Sequence[Allocation]) -> str:
             ]
         body["ips"] = [
             {
-                **_ip_fields(request, allocation.family),
-                "address": _prefixed(allocation),
-                "gateway": gateways[allocation.family],
+                **_ip_fields(request, one.family),
+                "address": str(one),
+                "gateway": one.gateway,
             }
-            for allocation in allocations
+            for one in addresses
         ]
         routes = _routes(request, gateways)
         if routes:
             body["routes"] = routes
-    if request.version in _BY_FAMILY + _WITH_IP_VERSION:
-        body["dns"] = {}  # the configuration has no source for it yet
+    if dns.members() or request.version in _BY_FAMILY + _WITH_IP_VERSION:
+        body["dns"] = dns.members()
     return json.dumps(body, indent=4)
-
-
-def _prefixed(allocation: Allocation) -> str:
-    """The address with the prefix length of its block, as interfaces need it."""
-    return f"{allocation.address}/{CIDRBlock.parse(allocation.cidr).prefix_length}"
 
 
 def _ip_fields(request: Request, family: Family) -> dict[str, Any]:

@@ -18,9 +18,12 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from metis.cni import configuration
-from metis.cni.configuration import Configuration, Route, json_type
+from metis.cni import configuration, fields
+from metis.cni.attachments import Attachment, valid_attachments
+from metis.cni.configuration import Route
+from metis.cni.dns import DNS, configured_dns
 from metis.cni.environment import NAME, REQUIRED, Args, Environment, parse_args
+from metis.cni.fields import Configuration, json_type
 from metis.cni.protocol import (
     DECODING_FAILURE,
     IMPLIED_VERSION,
@@ -32,13 +35,15 @@ from metis.cni.protocol import (
     parse_version,
     shown,
 )
+from metis.cni.ranges import RangeSet, range_sets
+from metis.cni.requested import configured_requests, with_requests
 from metis.config import (
     DEFAULT_CNI_LOG_PATH,
     DEFAULT_DB_PATH,
     DEFAULT_SOCKET_PATH,
     DaemonConfig,
 )
-from metis.model import Family, Pod, Wanted
+from metis.model import Pod
 
 SINCE = {"CHECK": (0, 4, 0), "GC": (1, 1, 0), "STATUS": (1, 1, 0)}
 """The protocol version that brought a command, where it is not the first."""
@@ -62,12 +67,17 @@ class Request:
       version: the protocol version to answer in.
       main: whether metis is the main plugin of the network and not a delegate.
       network: the network whose addresses are used.
-      wanted: one entry a family; IPv4 alone when no range is configured. Empty
-        on the commands of FREEING, as is `routes`.
+      wanted: one entry an address; any IPv4 address when no range is configured.
+        Empty on the commands of FREEING, as are `routes` and `dns`.
+      sticky: whether a pod that comes back is to get the address it last had.
       routes: to be handed on with the addresses.
+      dns: likewise; empty when `resolv_conf` is to be read for it.
+      resolv_conf: path of a resolv.conf that has the pod's dns; "" for none.
       pod: the pod's Kubernetes names, as far as the runtime told them.
-      requested: addresses that the runtime asks for, in canonical form, on ADD.
       previous: the addresses of prevResult in canonical form, on CHECK.
+      attachments: those that are to stay, on GC; None when the runtime did not
+        say.
+      status_on_exhaustion: whether STATUS fails when no address is free.
       socket_path: the daemon's Unix socket.
       db_path: the database, for a plugin that must do without the daemon.
       release_cooldown: seconds that a released address rests in that case.
@@ -77,14 +87,25 @@ class Request:
     version: str
     main: bool
     network: str
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[RangeSet, ...] = ()
+    sticky: bool = False
     routes: tuple[Route, ...] = ()
+    dns: DNS = field(default_factory=DNS)
+    resolv_conf: str = ""
     pod: Pod = field(default_factory=Pod)
-    requested: tuple[str, ...] = ()
     previous: tuple[str, ...] = ()
+    attachments: frozenset[Attachment] | None = None
+    status_on_exhaustion: bool = False
     socket_path: str = DEFAULT_SOCKET_PATH
     db_path: str = DEFAULT_DB_PATH
     release_cooldown: float = DEFAULT_RELEASE_COOLDOWN
+
+    @property
+    def note(self) -> str:
+        """What the log is to say about a call that does nothing; "" otherwise."""
+        if self.env.command == "GC" and self.attachments is None:
+            return "the runtime sent no list of valid attachments: nothing is freed"
+        return ""
 
 
 def decode_configuration(stdin: bytes) -> Configuration:
@@ -125,6 +146,14 @@ def log_path(config: Configuration) -> str:
     return value if isinstance(value, str) and value else DEFAULT_CNI_LOG_PATH
 
 
+def log_level(config: Configuration) -> object:
+    """What the configuration says of the log's level; None for nothing.
+
+    Any value at all, for the same reason.
+    """
+    return configuration.setting(config, "logLevel")
+
+
 def answer_version(config: Configuration) -> str | None:
     """The version in which even an error is answered; None if it is not ours."""
     version = config.get("cniVersion") or IMPLIED_VERSION
@@ -153,35 +182,68 @@ def read_request(
             f"it must be VERSION or one of {', '.join(REQUIRED)}",
         )
     version = _checked_version(env.command, config)
-    ipam = configuration.ipam_section(config)
-    frees = env.command in FREEING
     request = Request(
         env=env,
         version=version,
         main=config.get("type") == program,
-        network=configuration.network(ipam),
-        wanted=() if frees else configuration.wanted(ipam),
-        routes=() if frees else configuration.routes(ipam),
+        network=configuration.network(configuration.ipam_section(config)),
         previous=(
             configuration.previous_addresses(config) if env.command == "CHECK" else ()
         ),
+        attachments=valid_attachments(config) if env.command == "GC" else None,
         socket_path=configuration.socket_setting(
             config, "daemonSocket", DEFAULT_SOCKET_PATH
         ),
         db_path=configuration.path_setting(config, "dbPath", DEFAULT_DB_PATH),
-        release_cooldown=(
-            DEFAULT_RELEASE_COOLDOWN
-            if frees
-            else configuration.duration_setting(
-                config, "releaseCooldown", DEFAULT_RELEASE_COOLDOWN
-            )
+        release_cooldown=_release_cooldown(env.command, config),
+    )
+    if env.command in FREEING:
+        return replace(request, pod=_args(env).pod)
+    return _giving(request, config)
+
+
+def _giving(request: Request, config: Configuration) -> Request:
+    """The request, with what a command needs that gives or checks addresses."""
+    ipam = configuration.ipam_section(config)
+    runtime = fields.section(config, "runtimeConfig", "runtimeConfig")
+    wanted = range_sets(ipam, runtime, request.version)
+    dns = configured_dns(config)
+    request = replace(
+        request,
+        sticky=configuration.boolean_setting(config, "sticky"),
+        routes=configuration.routes(ipam),
+        # The caller of a delegate puts its own `dns` over the delegate's.
+        dns=dns if request.main else DNS(),
+        resolv_conf=(
+            ""
+            if request.main and dns.members()
+            else configuration.path_setting(ipam, "resolvConf", "")
+        ),
+        status_on_exhaustion=configuration.boolean_setting(
+            config, "statusOnExhaustion"
         ),
     )
-    args = _args(env)
-    requested: tuple[str, ...] = ()
-    if env.command == "ADD":
-        requested = _checked_requests(args.requested, request.wanted)
-    return replace(request, pod=args.pod, requested=requested)
+    if request.env.command != "ADD":
+        return replace(request, wanted=wanted, pod=_args(request.env).pod)
+    configured = configured_requests(config, runtime)
+    args = _args(request.env)
+    return replace(
+        request,
+        wanted=with_requests(wanted, configured, args.requested),
+        pod=args.pod,
+    )
+
+
+def _release_cooldown(command: str, config: Configuration) -> float:
+    """How long a released address rests; nothing wrong in it stops a release."""
+    try:
+        return configuration.duration_setting(
+            config, "releaseCooldown", DEFAULT_RELEASE_COOLDOWN
+        )
+    except CNIError:
+        if command in FREEING:
+            return DEFAULT_RELEASE_COOLDOWN
+        raise
 
 
 def _args(env: Environment) -> Args:
@@ -192,29 +254,6 @@ def _args(env: Environment) -> Args:
         if env.command in ARGS_MATTER:
             raise
         return Args()
-
-
-def _checked_requests(
-    requested: tuple[str, ...], wanted: tuple[Wanted, ...]
-) -> tuple[str, ...]:
-    """The requested addresses, if each is in a subnet that the pod is to be of."""
-    for address in requested:
-        if not any(_may_hold(want, address) for want in wanted):
-            subnets = [want.block.cidr for want in wanted if want.block is not None]
-            raise CNIError(
-                INVALID_CONFIGURATION,
-                f"the requested address {shown(address)} is in no subnet of the "
-                "configuration",
-                f"it must be in {' or '.join(subnets) or 'an IPv4 subnet'}",
-            )
-    return requested
-
-
-def _may_hold(want: Wanted, address: str) -> bool:
-    """Whether an address may be served for a family that is wanted."""
-    if want.block is not None:
-        return want.block.offset_of(address) is not None
-    return Family.of(address) is want.family
 
 
 def _checked_version(command: str, config: Configuration) -> str:

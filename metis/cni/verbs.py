@@ -10,46 +10,36 @@ the function that is passed in, the daemon only through its client.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from metis.api.adaptiveipam.v1 import (
     AdaptiveIpamStub,
-    AllocatePodIpRequest,
-    AllocatePodIpResponse,
     CheckPodIpRequest,
     DeallocatePodIpRequest,
-    IpConfig,
-    PodIp,
 )
-from metis.api.grpc.health.v1 import (
-    HealthCheckRequest,
-    HealthCheckResponseServingStatus,
-    HealthStub,
-)
-from metis.cni.client import DaemonClient, OpenChannel, open_daemon
+from metis.cni import node, spool
+from metis.cni.client import DaemonClient, OpenChannel, Unreachable, open_daemon
+from metis.cni.messages import allocate_request, canonical, given_addresses
+from metis.cni.origin import Origin
 from metis.cni.protocol import (
-    INTERNAL,
-    INVALID_ENVIRONMENT,
     INVALID_NETNS,
     IO_FAILURE,
     NOT_ALLOCATED,
-    NOT_AVAILABLE,
     OTHER_ADDRESS,
+    TRY_AGAIN_LATER,
     CNIError,
     shown,
 )
+from metis.cni.resolver import read_resolv_conf
 from metis.cni.result import result_text
 from metis.cni.spec import Request
-from metis.errors import InvalidRequest
-from metis.model import Allocation, CIDRBlock, Family, Wanted
-
-STATUS_TIMEOUT = 0.4
-"""Seconds for STATUS, which runtimes poll: with the client's margin under one."""
+from metis.model import Family, Owner
+from metis.rpc.channel import Channel
 
 CLEANUP_TIMEOUT = 2.0
 """Seconds to give back an address that nobody learned of."""
@@ -65,29 +55,61 @@ class Call:
       request: what the runtime wants.
       emit: writes the result to standard output; raises OSError when it cannot.
       daemon: who knows about addresses.
+      origin: when the call began.
     """
 
     request: Request
     emit: Callable[[str], None]
     daemon: DaemonClient
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose addresses the call is about, if it is about one interface."""
+        env = self.request.env
+        return Owner(self.request.network, env.container_id, env.interface)
+
+
+OpenDirect = Callable[[Request], AbstractAsyncContextManager[Channel]]
+"""From a request to a channel to its database, without a daemon."""
 
 
 async def perform(
     request: Request,
     emit: Callable[[str], None],
     open_channel: OpenChannel = open_daemon,
+    *,
+    open_direct: OpenDirect | None = None,
+    origin: Origin | None = None,
 ) -> tuple[str, ...]:
     """Carry out a request.
 
+    Args:
+      request: what the runtime wants.
+      emit: writes the result to standard output.
+      open_channel: how the daemon is reached.
+      open_direct: what is done without it; None for nothing.
+      origin: when the call began; without it, when the daemon hears of it.
+
     Returns:
-      The addresses that were given (ADD) or found (CHECK), for the log.
+      The addresses that were given (ADD), found (CHECK) or released (GC), for
+      the log.
 
     Raises:
       CNIError: what the runtime must be told.
     """
-    return await VERBS[request.env.command](
-        Call(request, emit, DaemonClient(request.socket_path, open_channel))
+    daemon = DaemonClient(
+        request.socket_path,
+        open_channel,
+        request.db_path,
+        None if open_direct is None else lambda: open_direct(request),
     )
+    call = Call(request, emit, daemon, origin or Origin())
+    if open_direct is not None and _has_kept_del(call):
+        # The daemon may not have looked since. Whoever opens the database does.
+        passed_over = "a DEL of this container waits to be applied to the database"
+        call = replace(call, daemon=replace(daemon, passed_over=passed_over))
+    return await VERBS[request.env.command](call)
 
 
 async def add(call: Call) -> tuple[str, ...]:
@@ -99,29 +121,35 @@ async def add(call: Call) -> tuple[str, ...]:
     """
     request = call.request
     _refuse_own_netns(request)
-    message = _allocate_request(request)
+    dns = read_resolv_conf(request.resolv_conf) if request.resolv_conf else request.dns
+    message = allocate_request(request)
+    message.started_boottime_ms = call.origin.started_boottime_ms
+    message.boot_id = call.origin.boot_id
     response = await call.daemon.ask(
         lambda channel, timeout: AdaptiveIpamStub(channel).allocate_pod_ip(
             message, timeout=timeout
         )
     )
     try:
-        allocations = _allocations(request.wanted, response)
-        _emit(call, result_text(request, allocations))
+        addresses = given_addresses(request, response)
+        _emit(call, result_text(request, addresses, dns))
     except BaseException:
         with trio.move_on_after(CLEANUP_TIMEOUT, shield=True):
-            await _give_back(call)
+            await _give_back(call, response.allocation_id)
         raise
-    return tuple(f"{one.address}/{one.cidr.partition('/')[2]}" for one in allocations)
+    return tuple(map(str, addresses))
 
 
 async def delete(call: Call) -> tuple[str, ...]:
     """Give back whatever the interface holds; nothing held is success.
 
-    Section 2, "DEL": neither the namespace nor prevResult is needed.
+    Section 2, "DEL": neither the namespace nor prevResult is needed, and one that
+    nobody can carry out now is written down for whoever can.
     """
     try:
         await _deallocate(call)
+    except Unreachable as error:
+        _keep(call, error)
     except CNIError as error:
         if error.code != NOT_ALLOCATED:
             raise
@@ -148,39 +176,20 @@ async def check(call: Call) -> tuple[str, ...]:
             message, timeout=timeout
         )
     )
-    held = tuple(_canonical(entry) for entry in response.held)
+    held = tuple(canonical(entry) for entry in response.held)
     if held:  # the original does not say what is held
         _compare(request, held)
     return held
 
 
 async def collect_garbage(call: Call) -> tuple[str, ...]:
-    """Refuse GC: success would claim that something had been freed."""
-    raise CNIError(
-        INVALID_ENVIRONMENT,
-        "CNI_COMMAND GC is not supported yet",
-        f"this plugin answers VERSION, {', '.join(sorted(set(VERBS) - {'GC'}))}",
-    )
+    """Have what is not in the runtime's list released (section 2, "GC")."""
+    return await node.collect_garbage(call.request, call.daemon, call.origin)
 
 
 async def status(call: Call) -> tuple[str, ...]:
     """Succeed in silence when an ADD could be served now (section 2, "STATUS")."""
-    try:
-        response = await call.daemon.ask(
-            lambda channel, timeout: HealthStub(channel).check(
-                HealthCheckRequest(), timeout=timeout
-            ),
-            STATUS_TIMEOUT,
-        )
-    except CNIError as error:
-        raise CNIError(NOT_AVAILABLE, error.message, error.details) from error
-    if response.status != HealthCheckResponseServingStatus.SERVING:
-        raise CNIError(
-            NOT_AVAILABLE,
-            f"{call.daemon} is not serving",
-            f"its health is {response.status!s}",
-        )
-    return ()
+    return await node.status(call.request, call.daemon)
 
 
 VERBS: Mapping[str, Callable[[Call], Awaitable[tuple[str, ...]]]] = {
@@ -214,53 +223,6 @@ def _refuse_own_netns(request: Request) -> None:
         )
 
 
-def _allocate_request(request: Request) -> AllocatePodIpRequest:
-    message = AllocatePodIpRequest(
-        network=request.network,
-        pod_name=request.pod.name,
-        pod_namespace=request.pod.namespace,
-        requested_ips=list(request.requested),
-    )
-    for wanted in request.wanted:
-        config = IpConfig(
-            interface_name=request.env.interface,
-            container_id=request.env.container_id,
-            initial_pod_cidr=wanted.block.cidr if wanted.block else "",
-        )
-        if wanted.family is Family.IPV4:
-            message.ipv4_config = config
-        else:
-            message.ipv6_config = config
-    return message
-
-
-def _allocations(
-    wanted: tuple[Wanted, ...], response: AllocatePodIpResponse
-) -> list[Allocation]:
-    """What the daemon gave, which must be one address a family wanted.
-
-    Success without an address would start a pod that nobody can reach.
-    """
-    given = {Family.IPV4: response.ipv4, Family.IPV6: response.ipv6}
-    allocations = []
-    for one in wanted:
-        entry = given[one.family]
-        if entry is None:
-            raise CNIError(INTERNAL, f"the daemon gave no {one.family} address")
-        try:
-            block = CIDRBlock.parse(entry.cidr, one.family)
-        except InvalidRequest as error:
-            raise CNIError(INTERNAL, f"the daemon's answer: {error}") from None
-        if block.offset_of(entry.ip_address) is None:
-            raise CNIError(
-                INTERNAL,
-                f"the daemon gave {shown(entry.ip_address)}, "
-                f"which is no address of its block {block.cidr}",
-            )
-        allocations.append(Allocation(one.family, _canonical(entry), block.cidr))
-    return allocations
-
-
 def _emit(call: Call, text: str) -> None:
     try:
         call.emit(text)
@@ -270,7 +232,7 @@ def _emit(call: Call, text: str) -> None:
         ) from error
 
 
-async def _deallocate(call: Call) -> None:
+async def _deallocate(call: Call, only_allocation_id: str = "") -> None:
     request = call.request
     message = DeallocatePodIpRequest(
         network=request.network,
@@ -278,6 +240,7 @@ async def _deallocate(call: Call) -> None:
         container_id=request.env.container_id,
         pod_name=request.pod.name,
         pod_namespace=request.pod.namespace,
+        only_allocation_id=only_allocation_id,
     )
     await call.daemon.ask(
         lambda channel, timeout: AdaptiveIpamStub(channel).deallocate_pod_ip(
@@ -286,12 +249,33 @@ async def _deallocate(call: Call) -> None:
     )
 
 
-async def _give_back(call: Call) -> None:
-    """Undo an ADD that fails anyway; its own error is the one to report."""
+async def _give_back(call: Call, allocation_id: str) -> None:
+    """Undo an ADD that fails anyway; its own error is the one to report.
+
+    The id keeps this from taking what the owner was given since, by another ADD
+    that somebody reads the result of. An original daemon tells none.
+    """
     try:
-        await _deallocate(call)
+        await _deallocate(call, allocation_id)
     except CNIError:
         return  # the runtime's DEL, or reconciliation, tries again
+
+
+def _has_kept_del(call: Call) -> bool:
+    """Whether an earlier DEL of the interface was only written down so far."""
+    if call.request.env.command in ("GC", "STATUS"):
+        return False  # they are about no interface, and their variables unchecked
+    return bool(spool.pending(call.request.db_path, call.owner))
+
+
+def _keep(call: Call, error: Unreachable) -> None:
+    """Write a DEL down, which counts as done then."""
+    try:
+        spool.keep(call.request.db_path, call.owner)
+    except OSError as problem:
+        raise CNIError(
+            TRY_AGAIN_LATER, f"{error.message}; nor can the DEL be kept: {problem}"
+        ) from error
 
 
 def _compare(request: Request, held: tuple[str, ...]) -> None:
@@ -302,23 +286,15 @@ def _compare(request: Request, held: tuple[str, ...]) -> None:
             f"the daemon holds {', '.join(missing)} for this interface, "
             f"prevResult has {', '.join(request.previous) or 'no address'}",
         )
-    for wanted in request.wanted:
-        expected = _of_family(wanted.family, request.previous)
-        if expected and not _of_family(wanted.family, held):
+    for family in sorted({wanted.family for wanted in request.wanted}):
+        expected = _of_family(family, request.previous)
+        if expected and not _of_family(family, held):
             raise CNIError(
                 NOT_ALLOCATED,
                 f"prevResult has {', '.join(expected)}, "
-                f"the daemon holds no {wanted.family} address for this interface",
+                f"the daemon holds no {family} address for this interface",
             )
 
 
 def _of_family(family: Family, addresses: tuple[str, ...]) -> list[str]:
     return [one for one in addresses if (":" in one) is (family is Family.IPV6)]
-
-
-def _canonical(entry: PodIp) -> str:
-    """An address in the spelling in which addresses are compared."""
-    try:
-        return str(ipaddress.ip_address(entry.ip_address))
-    except ValueError:
-        return entry.ip_address

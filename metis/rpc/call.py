@@ -7,6 +7,7 @@ Whatever a handler or a client does wrong ends in a status for this one call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,31 +18,22 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import GRPC_CONTENT_TYPE
 from grpclib.events import _DispatchServerEvents
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.metadata import (
-    Deadline,
-    decode_timeout,
-    encode_grpc_message,
-)
+from grpclib.metadata import Deadline, decode_timeout, encode_grpc_message
 from grpclib.server import Stream
 
 from metis.rpc.codec import DetailsCodec, MessageCodec
-from metis.rpc.headers import (
-    Headers,
-    MalformedRequest,
-    Request,
-    metadata_of,
-    text_of,
-)
+from metis.rpc.headers import Headers, MalformedRequest, Request, metadata_of, text_of
 from metis.rpc.http2 import ErrorCode
 from metis.rpc.stream import CallStream
 
 log = logging.getLogger("metis.rpc")
 
-MAX_STATUS_MESSAGE = 2048
-"""Longest status message in characters.
+MAX_STATUS_MESSAGE_BYTES = 1024
+"""Longest status message.
 
-Percent-encoded it has to stay within the 8 KiB of trailers that gRPC clients
-accept at the least.
+Percent-encoded it may be three times as long, and the details hold it again;
+all of it has to stay within the 8 KiB of trailers that gRPC clients accept at
+the least.
 """
 
 MAX_TIMEOUT_DIGITS = 8
@@ -109,9 +101,10 @@ class Call(Stream[Any, Any]):
             pass
         except Exception:
             log.exception("%s: a status cannot be sent", self._method_name)
-            await self.send_trailing_metadata(
-                status=Status.INTERNAL, status_message="the status cannot be sent"
-            )
+            with contextlib.suppress(StreamTerminatedError):
+                await self.send_trailing_metadata(
+                    status=Status.INTERNAL, status_message="the status cannot be sent"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,4 +276,5 @@ async def run_call(
 
 def sendable_text(message: str) -> str:
     """The message as trailers can carry it: valid UTF-8 of bounded length."""
-    return message[:MAX_STATUS_MESSAGE].encode(errors="replace").decode()
+    data = message.encode(errors="replace")[:MAX_STATUS_MESSAGE_BYTES]
+    return data.decode(errors="ignore")

@@ -78,7 +78,7 @@ class ClientSession(Session):
         Raises:
           SessionOver: the connection takes no more calls.
         """
-        if not self.calls:
+        if self.http2.peer_ready and not self.calls:
             # a GOAWAY, or the end, may have come while nobody called: one turn
             # for the kernel to say so, one for the receiver to look
             await trio.lowlevel.checkpoint()
@@ -281,6 +281,7 @@ class Channel(_Annotated):
         finally:
             self._closed = True
             if self._attempt is not None:
+                self._attempt.error = TransportError("the channel was closed")
                 self._attempt.over.set()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import betterproto2
 from grpclib.const import Status
@@ -18,7 +19,7 @@ from grpclib.exceptions import GRPCError
 from metis.api.google.rpc import Any as PackedDetail
 from metis.api.google.rpc import Status as PackedStatus
 from metis.api.message_pool import default_message_pool
-from metis.rpc.wire import check_wire
+from metis.rpc.wire import decode, encode
 
 PREFIX_BYTES = 5
 """One byte that says whether the message is compressed, four of length."""
@@ -112,22 +113,17 @@ class MessageCodec(CodecBase):
             raise TypeError(
                 f"a {type_name(message_type)} is to be sent, not {message!r:.100}"
             )
-        return bytes(message)
+        return encode(message)
 
-    def decode(
-        self, data: bytes, message_type: type[betterproto2.Message]
-    ) -> betterproto2.Message:
+    def decode(self, data: bytes, message_type: type[betterproto2.Message]) -> Any:
         """The message that the bytes hold.
 
         Raises:
           GRPCError: INVALID_ARGUMENT; they hold none.
         """
         try:
-            check_wire(data, message_type)
-            return message_type.parse(data)
-        except Exception as exc:
-            # betterproto2 lets out whatever it meets: UnicodeDecodeError,
-            # struct.error, RecursionError, ...
+            return decode(data, message_type)
+        except ValueError as exc:
             raise GRPCError(
                 Status.INVALID_ARGUMENT,
                 f"{type_name(message_type)} cannot be decoded: {_problem(exc)}",
@@ -161,11 +157,11 @@ class DetailsCodec(StatusDetailsCodecBase):
         packed = [
             PackedDetail(
                 type_url=default_message_pool.type_to_url[type(detail)],
-                value=bytes(detail),
+                value=encode(detail),
             )
             for detail in details
         ]
-        return bytes(
+        return encode(
             PackedStatus(code=status.value, message=message or "", details=packed)
         )
 
@@ -178,12 +174,12 @@ class DetailsCodec(StatusDetailsCodecBase):
         failed already, and its own status says more than this could.
         """
         try:
-            packed = PackedStatus.parse(data)
+            packed = decode(data, PackedStatus)
             return [_unpack(detail) for detail in packed.details]
-        except Exception:  # as in MessageCodec.decode
+        except ValueError:
             return []
 
 
-def _unpack(detail: PackedDetail) -> betterproto2.Message:
+def _unpack(detail: PackedDetail) -> Any:
     message_type = default_message_pool.url_to_type.get(detail.type_url)
-    return detail if message_type is None else message_type.parse(detail.value)
+    return detail if message_type is None else decode(detail.value, message_type)

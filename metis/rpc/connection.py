@@ -26,14 +26,7 @@ import h2.exceptions
 import h2.settings
 
 from metis.rpc.headers import AnyHeaders, Headers
-from metis.rpc.http2 import (
-    H2,
-    PREFACE_BYTES,
-    ErrorCode,
-    FrameGuard,
-    PeerSettings,
-    SettingCode,
-)
+from metis.rpc.http2 import H2, PREFACE_BYTES, ErrorCode, FrameGuard, SettingCode
 from metis.rpc.limits import DEFAULT_LIMITS, LEAST_WINDOW_BYTES, Limits
 
 UNKNOWN_PEER_CALLS = 100
@@ -151,12 +144,12 @@ class Connection:
         h2_.local_settings = h2.settings.Settings(
             client=client, initial_values=settings
         )
-        h2_.remote_settings = PeerSettings(client=not client)
         h2_.decoder.max_header_list_size = limits.max_header_list_bytes
         self._guard = FrameGuard(
             0 if client else PREFACE_BYTES, limits.max_header_list_bytes
         )
         self._connection_window = limits.connection_window_bytes
+        self._owed = 0
         self.peer_ready = False
 
     def initiate(self) -> None:
@@ -180,13 +173,11 @@ class Connection:
         code = self._guard.check(data)
         if code is not None:
             self._h2.close_connection(code)
-            self._h2.state_machine.state = h2.connection.ConnectionState.CLOSED
             raise ConnectionFailed(f"a frame or header block is too long: {code!r}")
         try:
             received = self._h2.receive_data(data)
         except h2.exceptions.ProtocolError as exc:
-            # after the GOAWAY that h2 has written, it shall let nothing out
-            self._h2.state_machine.state = h2.connection.ConnectionState.CLOSED
+            self._h2.close()
             raise ConnectionFailed(str(exc) or type(exc).__name__) from exc
         events: list[Event] = []
         for event in received:
@@ -269,11 +260,24 @@ class Connection:
             # KeyError: h2 looks a forgotten stream up before it checks
             raise StreamClosed(stream_id) from exc
 
-    def acknowledge(self, stream_id: int, size: int) -> None:
-        """Give `size` bytes of window back to the peer, now that they are used."""
-        if self._h2.state_machine.state is h2.connection.ConnectionState.CLOSED:
-            return  # h2 would not ask
-        self._h2.acknowledge_received_data(size, stream_id)
+    def acknowledge(self, stream_id: int, size: int, *, ended: bool) -> None:
+        """Give `size` bytes of window back to the peer, now that they are used.
+
+        Args:
+          stream_id: the stream on which they came.
+          size: what they took of the windows.
+          ended: nothing more can come on the stream, so its own window is of no
+            use; that of the connection is given back by the quarter.
+        """
+        if self._h2.closed:
+            return  # h2 does not ask here
+        if not ended:
+            self._h2.acknowledge_received_data(size, stream_id)
+            return
+        self._owed += size
+        if self._owed >= self._connection_window // 4:
+            self._h2.increment_flow_control_window(self._owed)
+            self._owed = 0
 
     def reset(self, stream_id: int, code: int) -> None:
         """Abort a stream; nothing happens when it is closed already."""
@@ -290,6 +294,7 @@ class Connection:
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Tell the peer that no stream beyond the present ones is taken."""
         self._h2.close_connection(code, reason.encode())
+        self._h2.stay_open()
 
 
 _TRANSLATORS: dict[type[h2.events.Event], Callable[[Any], Event]] = {

@@ -1,16 +1,22 @@
 """h2 and what it lacks for a server that stays up.
 
 Pure. `H2` is h2's own connection with its public seams set for this use;
-`FrameGuard` and `PeerSettings` bound what h2 would keep for a hostile peer.
+`FrameGuard` and `PeerSettings` bound what h2 would keep for a hostile peer;
+`ResponseEncoder` spares it the same work over and over.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
 
 import h2.config
 import h2.connection
 import h2.errors
 import h2.events
 import h2.settings
+import hpack
 
 ErrorCode = h2.errors.ErrorCodes
 """HTTP/2 error codes, RFC 9113 section 7."""
@@ -32,9 +38,11 @@ CONTINUATION = 9
 HEADER_BLOCK_STARTS = frozenset({1, 5})
 """Frame types HEADERS and PUSH_PROMISE."""
 
-HEADER_TABLE_BYTES = 4096
-"""Size of a header compression table unless a peer allows more (RFC 7541); more
-would make every unknown header slower to look up."""
+REMEMBERED_BLOCKS = 128
+"""Encoded header blocks that are kept; two make up nearly all responses."""
+
+NO_TABLE = b"\x20"
+"""What tells a decoder that our table has no room, RFC 7541 section 6.3."""
 
 SWEEP_STREAMS = 64
 """Closed streams that h2 may keep before they are looked for and forgotten."""
@@ -47,38 +55,13 @@ Frames for a stream that was reset may still be on their way; h2 would remember
 """
 
 
-class StateMachine(h2.connection.H2ConnectionStateMachine):
-    """h2's, except that GOAWAY does not close the connection.
-
-    Streams in flight live on after a GOAWAY of either side (RFC 9113 section
-    6.8); h2 would refuse every frame from then on.
-    """
-
-    def process_input(
-        self, input_: h2.connection.ConnectionInputs
-    ) -> list[h2.events.Event]:
-        """As h2 has it, but for GOAWAY."""
-        if input_ in _GOAWAY_INPUTS:
-            return []
-        return super().process_input(input_)
-
-
-_GOAWAY_INPUTS = (
-    h2.connection.ConnectionInputs.SEND_GOAWAY,
-    h2.connection.ConnectionInputs.RECV_GOAWAY,
-)
-
-
 class PeerSettings(h2.settings.Settings):
-    """h2's record of the peer's settings, without what could grow on our side.
+    """h2's record of the peer's settings, of those alone that mean anything.
 
-    h2 would keep all 65,536 settings that nobody knows, and let the peer have
-    our header compressor remember gigabytes.
+    h2 would keep all 65,536 that a peer may think of.
     """
 
     def __setitem__(self, key: int, value: int) -> None:
-        if key == SettingCode.HEADER_TABLE_SIZE:
-            value = min(value, HEADER_TABLE_BYTES)
         if key in _KNOWN_SETTINGS:
             super().__setitem__(key, value)
 
@@ -129,15 +112,75 @@ class FrameGuard:
         return None
 
 
+class ResponseEncoder(hpack.Encoder):
+    """Compresses headers without a table, and so without a state.
+
+    A block then depends on its headers alone and can be remembered, for all
+    connections: nearly all responses have the same. That saves a server 4 % of
+    its time for a call, for some thirty bytes more on the wire, and leaves a
+    peer no table of ours to blow up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prefix = NO_TABLE
+
+    @property
+    def header_table_size(self) -> int:
+        """0, whatever the peer would allow."""
+        return 0
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        """Nothing to do: 0 is within every limit."""
+
+    def encode(self, headers: Iterable[Any], huffman: bool = True) -> bytes:
+        """The header block; the first one says that there is no table."""
+        prefix, self._prefix = self._prefix, b""
+        return prefix + _block_of(tuple(headers))
+
+
+@functools.lru_cache(maxsize=REMEMBERED_BLOCKS)
+def _block_of(headers: tuple[tuple[str | bytes, str | bytes], ...]) -> bytes:
+    # "sensitive" headers enter no table
+    return hpack.Encoder().encode([(name, value, True) for name, value in headers])
+
+
 class H2(h2.connection.H2Connection):
-    """h2's connection, with three of its public seams set for this use."""
+    """h2's connection, with its public seams set for this use."""
 
     MAX_CLOSED_STREAMS = REMEMBERED_STREAMS
 
     def __init__(self, config: h2.config.H2Configuration) -> None:
         super().__init__(config)
-        self.state_machine = StateMachine()
+        self.remote_settings = PeerSettings(client=not config.client_side)
+        if not config.client_side:
+            self.encoder = ResponseEncoder()
         self._sweep_at = SWEEP_STREAMS
+
+    def clear_outbound_data_buffer(self) -> None:
+        """Keep it, and stay open: h2 calls this when it has received a GOAWAY."""
+        self.stay_open()
+
+    def stay_open(self) -> None:
+        """Go on after a GOAWAY, at which h2 would refuse all further frames.
+
+        Streams in flight live on after a GOAWAY of either side (RFC 9113
+        section 6.8).
+        """
+        states = h2.connection.ConnectionState
+        self.state_machine.state = (
+            states.CLIENT_OPEN if self.config.client_side else states.SERVER_OPEN
+        )
+
+    def close(self) -> None:
+        """Refuse all further frames, in both directions."""
+        self.state_machine.state = h2.connection.ConnectionState.CLOSED
+
+    @property
+    def closed(self) -> bool:
+        """Whether all frames are refused."""
+        return self.state_machine.state is h2.connection.ConnectionState.CLOSED
 
     @property
     def open_inbound_streams(self) -> int:
@@ -167,6 +210,3 @@ class H2(h2.connection.H2Connection):
         still_open = sum(not stream.closed for stream in self.streams.values())
         self._sweep_at = SWEEP_STREAMS + 2 * still_open
         return True
-
-    def clear_outbound_data_buffer(self) -> None:
-        """Keep it: h2 calls this on GOAWAY, after which calls go on here."""

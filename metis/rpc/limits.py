@@ -40,7 +40,7 @@ MAX_CONNECTIONS = 4096
 """Connections at once on one server.
 
 Far above one connection a pod on the largest nodes. An idle connection costs
-about 60 KiB, so that the bound means some 250 MiB at the very worst.
+about 27 KiB, so that the bound means some 110 MiB.
 """
 
 STREAM_WINDOW_BYTES = 256 * KIB

@@ -22,11 +22,7 @@ from grpclib.const import Handler
 from grpclib.exceptions import StreamTerminatedError
 
 from metis.rpc.call import run_call
-from metis.rpc.connection import (
-    GoAwayReceived,
-    RequestReceived,
-    ResponseReceived,
-)
+from metis.rpc.connection import GoAwayReceived, RequestReceived, ResponseReceived
 from metis.rpc.headers import Headers
 from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import DEFAULT_LIMITS, Limits
@@ -42,6 +38,9 @@ GRACE_SECONDS = 5.0
 ACCEPT_PAUSE_SECONDS = 0.1
 """Pause after accept failed for want of a descriptor or of memory: connections
 that end free some meanwhile."""
+
+ROOM_CONNECTIONS = 16
+"""Idle connections that are ended at each such pause."""
 
 ACCEPT_RETRIED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
@@ -167,22 +166,42 @@ class _Server:
 
     async def accept(self, listener: Listener, connections: trio.Nursery) -> None:
         """Accept for ever; each connection becomes a task of `connections`."""
+        failing = False
         while True:
             try:
                 stream = await listener.accept()
             except OSError as exc:
                 if exc.errno not in ACCEPT_RETRIED:
                     raise
-                log.error("cannot accept connections for now: %s", exc.strerror)
+                if not failing:
+                    log.error("cannot accept connections for now: %s", exc.strerror)
+                failing = True
+                self.make_room(ROOM_CONNECTIONS)
                 await trio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            if len(self.sessions) >= self.limits.max_connections:
-                log.error("a connection was refused: there are %d", len(self.sessions))
+            failing = False
+            if len(self.sessions) >= self.limits.max_connections and (
+                not self.make_room(1)
+            ):
+                log.error("a connection was refused: %d are busy", len(self.sessions))
                 await trio.aclose_forcefully(stream)
                 continue
             session = ServerSession(stream, self.methods, self.limits)
             self.sessions.add(session)
             connections.start_soon(self.drive, session)
+
+    def make_room(self, number: int) -> bool:
+        """End the connections that have been idle for longest, if there are any.
+
+        Their clients, if they still want anything, connect again at their next
+        call. So idle connections, however many, keep nobody out. The younger
+        half is spared: it may be about to call.
+        """
+        idle = [each for each in self.sessions if not (each.calls or each.draining)]
+        idle.sort(key=lambda session: session.idle_since)
+        for session in idle[: min(number, (len(idle) + 1) // 2)]:
+            session.stop("room is needed for others")
+        return bool(idle)
 
     async def drive(self, session: ServerSession) -> None:
         """Run one connection; a bug met on it is logged and stays there."""

@@ -71,7 +71,9 @@ class Session(ABC):
         `flush` afterwards.
       calls: the calls of the connection by stream id, from their first byte
         until their task is through with them.
+      starved: the calls that wait for the peer's window.
       draining: a GOAWAY was sent or received; there are no new calls.
+      idle_since: Trio's time at which the last call ended, or the beginning.
     """
 
     # counters that grpclib's streams keep up to date
@@ -85,22 +87,27 @@ class Session(ABC):
     ) -> None:
         self.http2 = Connection(client=client, limits=limits)
         self.calls: dict[int, CallStream] = {}
+        self.starved: set[CallStream] = set()
         self.draining = False
         self.limits = limits
         self._stream = stream
         self._receiving = trio.CancelScope()
-        self._quiet_since = 0.0
-        # the output: what has gathered, its size with what is being sent
-        # included, and who waits for it to grow or to shrink
+        self.idle_since = trio.current_time()
+        # the output: what was taken from the connection, its size with what is
+        # being sent included, and about how much there is to take
         self._output: list[bytes] = []
         self._unsent = 0
-        self._sending = False
+        self._gathering = 0
+        # who waits for it to grow and to shrink
         self._more = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
+        # a server lets its SETTINGS wait for the first bytes of the client, so
+        # that they share a write with the first response
+        self._awake = client
+        self._sending = False
         self._last_output = False
         self._lost = False
         self.http2.initiate()
-        self.flush()
 
     def get_peer(self) -> Peer:
         """Who is at the other end."""
@@ -108,26 +115,40 @@ class Session(ABC):
 
     # output
 
-    def flush(self) -> None:
-        """Have the connection's output sent in the sender's next turn."""
-        data = self.http2.data_to_send()
-        if data:
-            self._output.append(data)
-            self._unsent += len(data)
+    def flush(self, added: int = 0) -> None:
+        """Have the connection's output sent in the sender's next turn.
+
+        Args:
+          added: bytes of messages that were just put into it.
+        """
+        self._gathering += added
+        if not self._awake:
+            self._awake = True
             self._more.unpark()
 
     async def writable(self) -> None:
         """Wait until the output is small enough to be added to."""
-        while self._unsent > WRITE_PAUSE_BYTES:
+        while self._unsent + self._gathering > WRITE_PAUSE_BYTES:
             await self._room.park()
+
+    def _gather(self) -> None:
+        """Take the connection's output, and the measure of it."""
+        data = self.http2.data_to_send()
+        if data:
+            self._output.append(data)
+            self._unsent += len(data)
+            self._gathering = 0
 
     async def _send(self, connection_scope: trio.CancelScope) -> None:
         """Send what gathers until the last; a broken stream ends the connection."""
         while True:
+            if not self._awake:
+                await self._more.park()
+            self._gather()
             if not self._output:
                 if self._last_output:
                     return
-                await self._more.park()
+                self._awake = False
                 continue
             data = b"".join(self._output)
             self._output.clear()
@@ -164,7 +185,12 @@ class Session(ABC):
                 return
             for event in events:
                 self._handle(event, nursery)
-            self.flush()
+            # acknowledgements: measured here, and sent with the answers of the
+            # calls that have just begun, if these are quick
+            self._gather()
+            if self._output and not self._awake:
+                await trio.lowlevel.checkpoint()
+                self.flush()
 
     async def _receive_patiently(self, nursery: trio.Nursery) -> None:
         """Receive, with an eye on the clock and on orders to stop.
@@ -172,11 +198,11 @@ class Session(ABC):
         The deadline is looked at when it expires and not moved at every call,
         which would cost each of them something.
         """
-        self._quiet_since = started = trio.current_time()
+        started = trio.current_time()
         while self.calls or not self.draining:
             now = trio.current_time()
             if self.http2.peer_ready:
-                since = now if self.calls else self._quiet_since
+                since = now if self.calls else self.idle_since
                 deadline = since + self.limits.idle_seconds
             else:
                 deadline = started + self.limits.handshake_seconds
@@ -195,7 +221,7 @@ class Session(ABC):
             call = self.calls.get(event.stream_id)
             if call is None:
                 # nobody reads it, but the other streams need its window
-                self.http2.acknowledge(event.stream_id, event.size)
+                self.http2.acknowledge(event.stream_id, event.size, ended=event.ended)
                 return
             call.feed(event.data, event.size)
             call.ended |= event.ended
@@ -215,7 +241,7 @@ class Session(ABC):
             if call is not None:
                 call.notify()
         elif isinstance(event, WindowOpened | SettingsReceived):
-            for call in self.calls.values():
+            for call in list(self.starved):
                 call.notify()
             self.on_settings()
         elif isinstance(event, GoAwayReceived):
@@ -264,7 +290,7 @@ class Session(ABC):
                     nursery.cancel_scope.cancel()
                 else:
                     self._last_output = True
-                    self._more.unpark()
+                    self.flush()
                     nursery.cancel_scope.deadline = (
                         trio.current_time() + FAREWELL_SECONDS
                     )
@@ -294,7 +320,7 @@ class Session(ABC):
         call.acknowledge()
         call.reset_nowait(code)
         if not self.calls:
-            self._quiet_since = trio.current_time()
+            self.idle_since = trio.current_time()
             if self.draining:
                 self._receiving.cancel()
 
@@ -304,6 +330,7 @@ class Session(ABC):
 
     async def _close(self) -> None:
         """Send what is left, if that can still make sense, and close."""
+        self._gather()
         try:
             if self._output and not (self._sending or self._lost):
                 with trio.move_on_after(FAREWELL_SECONDS, shield=True):

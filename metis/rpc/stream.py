@@ -8,17 +8,31 @@ peer's window, for room in the output.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 import trio
 from grpclib.exceptions import StreamTerminatedError
 
 from metis.rpc.codec import PREFIX_BYTES, MessageBuffer, check_size
-from metis.rpc.connection import StreamClosed
+from metis.rpc.connection import Connection, StreamClosed
 from metis.rpc.http2 import ErrorCode
 
-if TYPE_CHECKING:
-    from metis.rpc.session import Session
+
+class Carrier(Protocol):
+    """What a call needs of the session that carries it; see `Session`."""
+
+    http2: Connection
+    starved: set[CallStream]
+    messages_received: int
+
+    def flush(self, added: int = 0) -> None:
+        """Have what was put into the output sent."""
+
+    async def writable(self) -> None:
+        """Wait until the output may be added to."""
+
+    def release(self, call: CallStream, code: int) -> None:
+        """Forget the call."""
 
 
 class CallStream:
@@ -46,7 +60,7 @@ class CallStream:
         "trailers",
     )
 
-    def __init__(self, session: Session, stream_id: int, limit: int) -> None:
+    def __init__(self, session: Carrier, stream_id: int, limit: int) -> None:
         self.id = stream_id
         self.connection = session
         self.headers: Sequence[tuple[bytes, bytes]] | None = None
@@ -119,7 +133,9 @@ class CallStream:
     def acknowledge(self) -> None:
         """Give the window of all that was received back to the peer."""
         if self._unacknowledged:
-            self.connection.http2.acknowledge(self.id, self._unacknowledged)
+            self.connection.http2.acknowledge(
+                self.id, self._unacknowledged, ended=self.ended
+            )
             self._unacknowledged = 0
             self.connection.flush()
 
@@ -157,18 +173,26 @@ class CallStream:
                 window = session.http2.sendable(self.id)
                 if window >= len(rest):
                     session.http2.send_data(self.id, rest, end=end_stream)
-                    session.flush()
+                    session.flush(len(rest))
                     return
                 if window:
                     session.http2.send_data(self.id, rest[:window])
-                    session.flush()
+                    session.flush(window)
                     rest = rest[window:]
                 else:
-                    await self.news()
-                    if self.failure is not None:
-                        raise StreamTerminatedError(str(self.failure))
+                    await self._more_window()
         except StreamClosed as exc:
             self._refuse(exc)
+
+    async def _more_window(self) -> None:
+        starved = self.connection.starved
+        starved.add(self)
+        try:
+            await self.news()
+        finally:
+            starved.discard(self)
+        if self.failure is not None:
+            raise StreamTerminatedError(str(self.failure))
 
     async def end(self) -> None:
         """Say that nothing more will be sent.

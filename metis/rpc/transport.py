@@ -161,7 +161,8 @@ class UnixTransport(Transport):
     def _error(self, verb: str, exc: OSError) -> TransportError:
         if isinstance(exc, TransportError):
             return exc
-        return TransportError(f"cannot {verb} {self.path}: {exc.strerror}")
+        about = "" if exc.filename in (None, self.path) else f" ({exc.filename})"
+        return TransportError(f"cannot {verb} {self.path}: {exc.strerror}{about}")
 
     def _bind(self, undo: contextlib.ExitStack) -> trio.SocketListener:
         """Lock, clear, bind and listen; `undo` learns how to take it back."""
@@ -279,13 +280,18 @@ class TcpTransport(Transport):
 
     async def connect(self) -> trio.abc.Stream:
         """Connect to the port; see `Transport.connect`."""
-        try:
-            return await trio.open_tcp_stream(self.host, self.port)
-        except OSError as exc:
-            reason = exc.strerror or str(exc.__cause__ or exc)
-            raise TransportError(
-                f"cannot connect to {self._place()}: {reason}"
-            ) from exc
+        with contextlib.ExitStack() as undo:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            sock = undo.enter_context(trio.socket.socket(family))
+            try:
+                await sock.connect((self.host, self.port))
+            except OSError as exc:
+                reason = os.strerror(exc.errno) if exc.errno else str(exc)
+                raise TransportError(
+                    f"cannot connect to {self._place()}: {reason}"
+                ) from exc
+            undo.pop_all()
+            return trio.SocketStream(sock)
 
     def _place(self, port: int | None = None) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -1,13 +1,29 @@
 -- What metis adds to the original's schema, to a new database and to one that
 -- the original made alike. None of it is seen by the original's statements.
--- (The column cidr_blocks.seeded_ips is added by metis/store/schema.py, because
--- ALTER TABLE knows no IF NOT EXISTS.)
+-- (Columns that tables lack are added by metis/store/schema.py, because ALTER
+-- TABLE knows no IF NOT EXISTS.)
 
 -- Free rows of a block by the end of their cooldown. NULL sorts first, so the
 -- head of the index is the lowest never-used address, else the one that has
 -- been free for longest, however many rows are cooling behind it.
 CREATE INDEX IF NOT EXISTS metis_ip_addresses_by_release
   ON ip_addresses (cidr_block_id, release_at, id) WHERE is_allocated = FALSE;
+
+-- The same for the parts of a block from which ranges are served: never-used
+-- addresses in their order, then by the end of their cooldown. Rows of a block
+-- that is only ever served as a whole are not in it.
+CREATE INDEX IF NOT EXISTS metis_ip_addresses_by_key
+  ON ip_addresses (cidr_block_id, release_at, sort_key)
+  WHERE is_allocated = FALSE AND sort_key IS NOT NULL;
+
+-- How far such a part has rows with a sort_key: so many from its first address.
+CREATE TABLE IF NOT EXISTS metis_windows (
+  cidr_block_id INTEGER NOT NULL REFERENCES cidr_blocks (id) ON DELETE CASCADE,
+  first_key BLOB NOT NULL,
+  last_key BLOB NOT NULL,
+  seeded_ips INTEGER NOT NULL,
+  PRIMARY KEY (cidr_block_id, first_key, last_key)
+) WITHOUT ROWID;
 
 -- The blocks of a network, oldest first.
 CREATE INDEX IF NOT EXISTS metis_cidr_blocks_by_network
@@ -21,14 +37,31 @@ CREATE TABLE IF NOT EXISTS metis_boot (
 );
 
 -- Who gave an address back last. An owner that comes back while its address is
--- cooling gets it again. A note counts only while release_at is that of the
--- address: the original, which may use the row meanwhile, leaves notes alone.
+-- cooling gets it again, and so does its pod, even later, where addresses are
+-- sticky. A note counts only while release_at is that of the address: the
+-- original, which may use the row meanwhile, leaves notes alone.
 CREATE TABLE IF NOT EXISTS metis_former_owners (
   address_id INTEGER PRIMARY KEY REFERENCES ip_addresses (id) ON DELETE CASCADE,
   container_id TEXT NOT NULL,
   interface_name TEXT NOT NULL,
-  release_at INTEGER NOT NULL
+  release_at INTEGER NOT NULL,
+  pod_name TEXT,
+  pod_namespace TEXT
 );
 
 CREATE INDEX IF NOT EXISTS metis_former_owners_by_owner
   ON metis_former_owners (container_id, interface_name);
+
+CREATE INDEX IF NOT EXISTS metis_former_owners_by_pod
+  ON metis_former_owners (pod_namespace, pod_name) WHERE pod_name IS NOT NULL;
+
+-- Owners that were deleted in this boot, and when the call to do so arrived. The
+-- order of the ids is that of the deletions, so the oldest are found first.
+CREATE TABLE IF NOT EXISTS metis_deleted_owners (
+  id INTEGER PRIMARY KEY,
+  network TEXT NOT NULL,
+  container_id TEXT NOT NULL,
+  interface_name TEXT NOT NULL,
+  deleted_at INTEGER NOT NULL,
+  UNIQUE (container_id, interface_name, network)
+);

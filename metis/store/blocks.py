@@ -16,6 +16,7 @@ import apsw
 
 from metis.errors import InvalidRequest
 from metis.model import CIDRBlock, Family
+from metis.ranges import AddressSet
 
 READY = "Ready"
 """The state in which a block gives addresses; Draining and Deleting do not."""
@@ -57,6 +58,12 @@ def ready(blocks: list[Block]) -> list[Block]:
     return [block for block in blocks if block.state == READY]
 
 
+def blocks_of(blocks: list[Block], ranges: AddressSet) -> list[Block]:
+    """Those of the blocks that a set of ranges takes its addresses from."""
+    wanted = {one.block for one in ranges.alternatives}
+    return [block for block in blocks if block.range in wanted]
+
+
 def has_block(blocks: list[Block], network: str, wanted: CIDRBlock) -> bool:
     """Whether a range is among the blocks of a network.
 
@@ -72,6 +79,26 @@ def has_block(blocks: list[Block], network: str, wanted: CIDRBlock) -> bool:
                 f"{network!r}: use that block, or one that shares no address with it"
             )
     return False
+
+
+def block_of(
+    connection: apsw.Connection,
+    now_ms: int,
+    network: str,
+    blocks: list[Block],
+    wanted: CIDRBlock,
+) -> Block:
+    """The block of a range; it is added to the network, and to `blocks`, if new.
+
+    Raises:
+      InvalidRequest: it overlaps another of the network in part.
+    """
+    for block in blocks:
+        if block.range is wanted or block.range == wanted:  # as a rule, it is
+            return block
+    add_block(connection, now_ms, network, wanted)
+    blocks[:] = read_blocks(connection, network, wanted.family)
+    return next(block for block in blocks if block.range == wanted)
 
 
 def add_block(

@@ -36,12 +36,23 @@ _REQUIRED_COLUMNS = {
 
 _ADDED = {
     "metis_ip_addresses_by_release",
+    "metis_ip_addresses_by_key",
+    "metis_windows",
     "metis_cidr_blocks_by_network",
     "metis_boot",
     "metis_former_owners",
     "metis_former_owners_by_owner",
+    "metis_former_owners_by_pod",
+    "metis_deleted_owners",
 }
 """What additions.sql makes."""
+
+_ADDED_COLUMNS = {
+    "cidr_blocks": {"seeded_ips": "INTEGER"},
+    "ip_addresses": {"allocation_id": "TEXT", "sort_key": "BLOB"},
+    "metis_former_owners": {"pod_name": "TEXT", "pod_namespace": "TEXT"},
+}
+"""Columns of ours, which an older file may lack."""
 
 
 def check_compatible(connection: apsw.Connection) -> bool:
@@ -93,14 +104,15 @@ def prepare(
     if not _is_complete(connection):
         if _version(connection) == 0:
             connection.execute(_script("schema.sql"))
-        if "seeded_ips" not in _columns(connection, "cidr_blocks"):
-            connection.execute("ALTER TABLE cidr_blocks ADD COLUMN seeded_ips INTEGER")
+        for table, column, kind in _missing_columns(connection):
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         connection.execute(_script("additions.sql"))
     known = clock_offset(connection, boot_id)
     if known is not None:
         return known
     offset_ms = walltime_ms - boottime_ms
     connection.execute("DELETE FROM metis_boot")
+    connection.execute("DELETE FROM metis_deleted_owners")  # of a former boot
     connection.execute("INSERT INTO metis_boot VALUES (?, ?)", (boot_id, offset_ms))
     connection.execute(
         "UPDATE ip_addresses SET release_at = ?1, updated_at = ?2 "
@@ -146,7 +158,18 @@ def _is_complete(connection: apsw.Connection) -> bool:
                 f"{version}, but no {table}.{min(missing)}): name another path; "
                 "the file was left as it is"
             )
-    return names >= _ADDED and "seeded_ips" in _columns(connection, "cidr_blocks")
+    return names >= _ADDED and not _missing_columns(connection)
+
+
+def _missing_columns(connection: apsw.Connection) -> list[tuple[str, str, str]]:
+    """(table, column, type) of what the tables that are there lack of ours."""
+    return [
+        (table, column, kind)
+        for table, columns in _ADDED_COLUMNS.items()
+        if (present := _columns(connection, table))
+        for column, kind in columns.items()
+        if column not in present
+    ]
 
 
 def _version(connection: apsw.Connection) -> int:

@@ -56,6 +56,12 @@ CREATE TABLE ip_addresses (
   -- When the owner got it; NULL while nobody has it.
   allocated_at INTEGER,
   updated_at INTEGER DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER)),
+  -- Ours. Names the call that gave the address or found it held last; no two
+  -- calls have the same. NULL while nobody has the address.
+  allocation_id TEXT,
+  -- Ours. The address as 4 or 16 bytes, which sort as numbers do. NULL until a
+  -- request that is served from a part of the block has come across the row.
+  sort_key BLOB,
   UNIQUE (address, cidr_block_id)
 );
 

@@ -5,26 +5,22 @@ takes what is queued and has the database run it as one transaction (group
 commit), so that the cost of a commit is shared, and answers each request only
 after the commit:
 
-  allocate, release  -> channel -> writer task -> Database.write -> answers
+  allocate, release, collect -> channel -> writer task -> Database.write -> answers
   held, usage, lists -> Database.read
 
-A request that is cancelled while it is queued never runs. One that runs is
-waited for, shielded: whoever asked learns what happened to it.
+The queue and the task are those of `metis.store.writer`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from collections.abc import AsyncIterator, Sequence, Set
+from typing import TypeVar
 
 import trio
 
 from metis.clock import Clock, StoredClock, SystemClock
-from metis.errors import StoreError, StoreUnavailable
 from metis.model import (
     Allocation,
     CIDRBlock,
@@ -35,81 +31,14 @@ from metis.model import (
     TablePage,
     Wanted,
 )
-from metis.store import sql, tables
+from metis.ranges import AddressSet
+from metis.store import garbage, sql, tables
 from metis.store.blocks import add_block
 from metis.store.database import Work, open_database
-from metis.store.usage import usage
+from metis.store.usage import capacity, usage
+from metis.store.writer import DatabaseLike, StoreStatistics, Writer, closing
 
 T = TypeVar("T")
-
-GROUP_SIZE = 64
-"""Most requests in one transaction: beyond it a commit costs little per request,
-while the first of the group waits for the work of all the others (about 5 ms)."""
-
-QUEUE_SIZE = 1024
-"""Most requests that wait for the writer; whoever comes later waits to queue.
-
-Ten times what the writer does while a client is patient would be pointless, and
-16 full groups are done in a tenth of a second.
-"""
-
-DRAIN_SECONDS = 5.0
-"""How long a closing store works on what is queued before it refuses the rest."""
-
-
-class DatabaseLike(Protocol):
-    """What the store needs of `metis.store.database.Database`."""
-
-    clock: StoredClock
-
-    async def write(self, group: Sequence[Work[object]]) -> list[object]:
-        """Run requests as one transaction."""
-
-    async def read(self, work: Work[T]) -> T:
-        """Run a request that writes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    """What the writer has done so far, and what waits for it now."""
-
-    groups: int
-    requests: int
-    queue_depth: int
-
-
-@dataclass(slots=True, eq=False)
-class _Request(Generic[T]):
-    """A change that somebody waits for, from the queue to its answer."""
-
-    work: Work[T]
-    waiting: trio.lowlevel.Task | None = None
-    cancelled: bool = False
-    running: bool = False
-    answered: bool = False
-    answer: object = None
-
-    async def wait(self) -> T:
-        """Wait for the answer; cancellation withdraws the request while it can."""
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            if self.running:
-                return trio.lowlevel.Abort.FAILED
-            self.cancelled = True
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        if not self.answered:
-            self.waiting = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return cast("T", self.answer)
-
-    def finish(self, answer: object) -> None:
-        """Set the answer, an exception included, and wake whoever waits."""
-        self.answered, self.answer = True, answer
-        if self.waiting is not None:
-            trio.lowlevel.reschedule(self.waiting)
 
 
 class Store:
@@ -118,12 +47,7 @@ class Store:
     def __init__(self, database: DatabaseLike, *, cooldown_ms: int) -> None:
         self._database = database
         self._cooldown_ms = cooldown_ms
-        self._queue, self._requests = trio.open_memory_channel[_Request[object]](
-            QUEUE_SIZE
-        )
-        self._drain_until = math.inf
-        self._groups_done = 0
-        self._requests_done = 0
+        self._writer = Writer(database)
 
     @property
     def clock(self) -> StoredClock:
@@ -132,14 +56,16 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         """A snapshot of the writer's work."""
-        return StoreStatistics(
-            self._groups_done,
-            self._requests_done,
-            self._requests.statistics().current_buffer_used,
-        )
+        return self._writer.statistics()
 
     async def allocate(
-        self, owner: Owner, wanted: Sequence[Wanted], pod: Pod
+        self,
+        owner: Owner,
+        wanted: Sequence[Wanted],
+        pod: Pod,
+        *,
+        sticky: bool = False,
+        started_ms: int | None = None,
     ) -> tuple[Allocation, ...]:
         """Give an owner the addresses that it asks for, all or none.
 
@@ -147,23 +73,46 @@ class Store:
 
         Args:
           owner: who gets them.
-          wanted: one entry a family, with the block to add where it is missing.
+          wanted: one entry a family, with the block to add where it is missing,
+            or one entry a set of ranges.
           pod: kept with the rows for people.
+          sticky: whether the pod is to get what it had last.
+          started_ms: when the call began, in stored time; None for any age.
 
         Returns:
           One allocation for each entry of `wanted`, in its order, committed.
 
         Raises:
           InvalidRequest: nothing is wanted, or a block overlaps another in part.
+          OwnerDeleted: the owner was deleted after the call began.
           PoolExhausted: nothing is free now.
           StoreError: the database failed; nothing was written.
         """
-        return await self._write(
-            functools.partial(sql.allocate, owner=owner, wanted=wanted, pod=pod)
+        return await self._writer.write(
+            functools.partial(
+                sql.allocate,
+                owner=owner,
+                wanted=wanted,
+                pod=pod,
+                sticky=sticky,
+                started_ms=started_ms,
+            )
         )
 
-    async def release(self, owner: Owner) -> tuple[Allocation, ...]:
+    async def release(
+        self,
+        owner: Owner,
+        *,
+        deleted_at: int | None = None,
+        only_allocation_id: str = "",
+    ) -> tuple[Allocation, ...]:
         """Take back all that an owner holds; it rests for the cooldown.
+
+        Args:
+          owner: whose addresses.
+          deleted_at: when the owner was deleted, in stored time, to be kept
+            against calls that began before; None keeps nothing.
+          only_allocation_id: only what has this id; empty for all.
 
         Returns:
           What was released; empty when nothing was held, which is no error.
@@ -171,8 +120,35 @@ class Store:
         Raises:
           StoreError: the database failed; nothing was written.
         """
-        return await self._write(
-            functools.partial(sql.release, owner=owner, cooldown_ms=self._cooldown_ms)
+        return await self._writer.write(
+            functools.partial(
+                sql.release,
+                owner=owner,
+                cooldown_ms=self._cooldown_ms,
+                deleted_at=deleted_at,
+                only_allocation_id=only_allocation_id,
+            )
+        )
+
+    async def collect(
+        self, owners: Sequence[Owner], taken_at: int
+    ) -> list[tuple[Owner, Allocation]]:
+        """Take back what owners held at a time in the past; see `garbage.collect`.
+
+        Args:
+          owners: whose addresses; all of them in one transaction.
+          taken_at: when it was seen that they are gone, in stored time.
+
+        Raises:
+          StoreError: the database failed; nothing was written.
+        """
+        return await self._writer.write(
+            functools.partial(
+                garbage.collect,
+                owners=owners,
+                taken_at=taken_at,
+                cooldown_ms=self._cooldown_ms,
+            )
         )
 
     async def add_block(self, network: str, block: CIDRBlock) -> None:
@@ -182,7 +158,9 @@ class Store:
           InvalidRequest: the block overlaps another of the network in part.
           StoreError: the database failed; nothing was written.
         """
-        await self._write(functools.partial(add_block, network=network, block=block))
+        await self._writer.write(
+            functools.partial(add_block, network=network, block=block)
+        )
 
     async def held(self, owner: Owner) -> tuple[Allocation, ...]:
         """What an owner holds, IPv4 first.
@@ -193,18 +171,48 @@ class Store:
         return await self._read(lambda connection, _: sql.held(connection, owner))
 
     async def assured(
-        self, owner: Owner, wanted: Sequence[Wanted]
-    ) -> frozenset[Family]:
-        """Families for which a call need not wait behind others; see `sql.assured`.
+        self,
+        owner: Owner,
+        wanted: Sequence[Wanted],
+        sticky_pod: Pod | None = None,
+    ) -> frozenset[int]:
+        """Which entries need not wait behind other calls; see `sql.assured`.
 
         Raises:
           StoreError: the database failed.
         """
         return await self._read(
-            functools.partial(sql.assured, owner=owner, wanted=wanted)
+            functools.partial(
+                sql.assured, owner=owner, wanted=wanted, sticky_pod=sticky_pod
+            )
         )
 
-    async def usage(self, network: str, family: Family, position: int = 1) -> IPUsage:
+    async def owners_besides(
+        self, network: str, kept: Set[tuple[str, str]], taken_at: int
+    ) -> list[Owner]:
+        """Who holds addresses though a list does not name it.
+
+        Args:
+          network: name of the network.
+          kept: container id and interface name of all that is on the list.
+          taken_at: when the list was taken, in stored time.
+
+        Raises:
+          StoreError: the database failed.
+        """
+        return await self._read(
+            functools.partial(
+                garbage.owners_besides, network=network, kept=kept, taken_at=taken_at
+            )
+        )
+
+    async def usage(
+        self,
+        network: str,
+        family: Family,
+        position: int = 1,
+        ranges: AddressSet | None = None,
+    ) -> IPUsage:
         """How the addresses of a family are spent on a network.
 
         Args:
@@ -213,13 +221,24 @@ class Store:
           position: `next_free_ms` of the answer tells when so many addresses
             will be free that a caller with position - 1 others before it gets
             one; the time of the reading when they are free already.
+          ranges: where they are to come from, in place of all blocks.
 
         Raises:
           StoreError: the database failed.
         """
         return await self._read(
-            functools.partial(usage, network=network, family=family, position=position)
+            functools.partial(
+                usage, network=network, family=family, position=position, ranges=ranges
+            )
         )
+
+    async def capacity(self, network: str) -> dict[Family, IPUsage]:
+        """How the addresses of every family are spent that a network has blocks of.
+
+        Raises:
+          StoreError: the database failed.
+        """
+        return await self._read(functools.partial(capacity, network=network))
 
     async def list_blocks(
         self, filter_text: str = "", page_size: int = 0, page_token: str = ""
@@ -251,62 +270,18 @@ class Store:
             )
         )
 
-    async def _write(self, work: Work[T]) -> T:
-        request = _Request(work)
-        try:
-            await self._queue.send(cast("_Request[object]", request))
-        except trio.ClosedResourceError:
-            raise _closing() from None
-        return await request.wait()
-
     async def _read(self, work: Work[T]) -> T:
-        if self._drain_until < math.inf:
-            raise _closing()
+        if self._writer.is_closing:
+            raise closing()
         return await self._database.read(work)
+
+    async def run_writer(self) -> None:
+        """Write what is queued until the store is closed."""
+        await self._writer.run()
 
     def close(self) -> None:
         """Take no more requests; the writer works off those that are queued."""
-        self._drain_until = trio.current_time() + DRAIN_SECONDS
-        self._queue.close()
-
-    async def run_writer(self) -> None:
-        """Write what is queued, group by group, until the store is closed.
-
-        Shielded, because requests that wait for it may be: only closing ends it.
-        """
-        with trio.CancelScope(shield=True):
-            async for first in self._requests:
-                group = self._collect(first)
-                if not group:
-                    continue
-                for request in group:
-                    request.running = True
-                answers = await self._run(group)
-                for request, answer in zip(group, answers, strict=True):
-                    request.finish(answer)
-
-    def _collect(self, first: _Request[object]) -> list[_Request[object]]:
-        """The queued requests of one group, without the cancelled ones."""
-        group = [first]
-        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
-            while len(group) < GROUP_SIZE:
-                group.append(self._requests.receive_nowait())
-        return [request for request in group if not request.cancelled]
-
-    async def _run(self, group: list[_Request[object]]) -> list[object]:
-        """The answers of a group, whatever happens to it."""
-        if trio.current_time() >= self._drain_until:
-            return [_closing() for _ in group]
-        try:
-            answers = await self._database.write([request.work for request in group])
-        except StoreError as error:
-            # One exception each: several tasks will raise and extend it.
-            return [type(error)(str(error)) for _ in group]
-        except Exception as error:  # a bug, but who waits must not wait for ever
-            return [StoreError(f"nothing was written: {error!r}") for _ in group]
-        self._groups_done += 1
-        self._requests_done += len(group)
-        return answers
+        self._writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -366,7 +341,3 @@ async def run_store(
             yield store
         finally:
             store.close()
-
-
-def _closing() -> StoreUnavailable:
-    return StoreUnavailable("the store is closing")

@@ -226,3 +226,41 @@ def test_args_must_not_be(text: str, named: str) -> None:
     assert caught.value.code == 4
     assert caught.value.message.startswith("CNI_ARGS: ")
     assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "n" * 253,  # as long as a Kubernetes name can be
+        "ö" * 253,
+        "名" * 253,
+        "🐙" * 253,
+        "a.b-c_d e",
+        "no\u0308rm",  # not composed: names are not normalised
+    ],
+)
+@pytest.mark.parametrize("key", ["K8S_POD_NAME", "K8S_POD_NAMESPACE"])
+def test_a_pod_may_be_called_whatever_can_be_printed(key: str, name: str) -> None:
+    pod = parse_args(f"IgnoreUnknown=1;{key}={name}").pod
+    assert name in (pod.name, pod.namespace)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "K8S_POD_NAME",
+        "K8S_POD_NAMESPACE",
+        "K8S_POD_INFRA_CONTAINER_ID",
+        "K8S_POD_UID",
+        "IgnoreUnknown",
+    ],
+)
+def test_each_key_of_kubernetes_is_known_without_ignore_unknown(key: str) -> None:
+    assert parse_args(f"{key}=1").requested == ()
+
+
+def test_a_requested_address_is_told_in_the_spelling_that_is_compared() -> None:
+    assert parse_args("IP=::ffff:10.0.0.9").requested == ("10.0.0.9",)
+    assert parse_args("IP=::ffff:10.0.0.9/112").requested == ("10.0.0.9",)
+    with pytest.raises(CNIError, match="invalid address in 'IP=fe80::1%eth0'"):
+        parse_args("IP=fe80::1%eth0")

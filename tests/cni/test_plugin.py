@@ -11,10 +11,12 @@ import pytest
 from grpclib import GRPCError, Status
 
 from metis.api.adaptiveipam.v1 import DeallocatePodIpRequest
+from metis.cni import plugin
+from metis.cni.origin import Origin
 from metis.cni.plugin import run
 from metis.cni.protocol import version_text
 from tests.cni.calls import config, environ
-from tests.cni.fakes import FakeIpam, reach
+from tests.cni.fakes import FakeIpam, Unreachable, reach
 from tests.cni.process import Process
 
 
@@ -122,7 +124,7 @@ def test_whatever_happens_is_one_line_on_stdout_and_a_traceback_in_the_log(
     def fail(*_arguments: Any) -> None:
         raise problem
 
-    monkeypatch.setattr("metis.cni.verbs._allocate_request", fail)
+    monkeypatch.setattr("metis.cni.verbs.allocate_request", fail)
     process = Process()
     answer = process.call(environ(), config(logFile=str(log)))
     assert (answer["code"], process.status) == (999, 1)
@@ -175,10 +177,30 @@ def test_an_error_that_nobody_reads_is_still_logged(log: Path) -> None:
         raise BrokenPipeError
 
     status = run(
-        environ("GC"),
+        environ("STATUS"),
         read=lambda: json.dumps(config("1.1.0", logFile=str(log))).encode(),
         write=write,
         complain=print,
+        open_channel=Unreachable(),
     )
     assert status == 1
-    assert "GC is not supported yet" in log.read_text()
+    assert "no daemon is there" in log.read_text()
+
+
+def test_nothing_is_written_for_a_parent_that_is_gone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    plugin._write_to_parent(os.getppid(), "somebody reads this")
+    with pytest.raises(BrokenPipeError, match="is gone"):
+        plugin._write_to_parent(os.getppid() + 1, "nobody reads this")
+    assert capfd.readouterr().out == "somebody reads this"
+
+
+def test_a_call_tells_when_it_began_if_its_process_does(log: Path) -> None:
+    daemon = FakeIpam()
+    process = Process(reach(daemon))
+    origin = Origin("boot-1", 4_711)
+    process.call(environ(), config(logFile=str(log)), read_origin=lambda: origin)
+    process.call(environ(), config(logFile=str(log)))
+    told = [(one.boot_id, one.started_boottime_ms) for one in daemon.asked]
+    assert told == [("boot-1", 4_711), ("", 0)]

@@ -171,7 +171,8 @@ async def test_an_add_whose_reader_went_away_gives_its_address_back(
 
 
 def test_a_closed_stderr_takes_nothing_away(tmp_path: Path) -> None:
-    stdin = json.dumps(config(logFile=str(tmp_path), daemonSocket="/absent")).encode()
+    fields = config(logFile=str(tmp_path), daemonSocket="/absent", dbPath="/dev/null/a")
+    stdin = json.dumps(fields).encode()
     done = start(environ(), stdin, "/bin/sh", "-c", 'exec "$@" 2>&-', "sh")
     assert done.returncode == 1
     assert json.loads(done.stdout)["code"] == 11

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+from metis.cni.dns import DNS
+from metis.cni.messages import PodAddress
 from metis.cni.result import result_text
 from metis.cni.spec import Request
-from metis.model import Allocation, Family
+from metis.model import CIDRBlock, Family
 from tests.cni.calls import NETNS, Config, config, ipam, request
 
-V4 = Allocation(Family.IPV4, "10.240.0.2", "10.240.0.0/22")
-V6 = Allocation(Family.IPV6, "fd00:10::2", "fd00:10::/64")
+V4 = PodAddress(Family.IPV4, "10.240.0.2", 22, "10.240.0.1")
+V6 = PodAddress(Family.IPV6, "fd00:10::2", 64, "fd00:10::1")
+SECOND_V4 = PodAddress(Family.IPV4, "10.9.0.7", 24, "10.9.0.254")
+NO_DNS = DNS()
+RESOLVER = DNS(("10.0.0.53",), "example.org", ("a.example", "b.example"), ("ndots:5",))
 
 OLD = ["0.1.0", "0.2.0"]
 MIDDLE = ["0.3.0", "0.3.1", "0.4.0"]
@@ -23,11 +28,12 @@ NEW = ["1.0.0", "1.1.0"]
 
 def made(
     version: str,
-    *allocations: Allocation,
+    *addresses: PodAddress,
     routes: list[Config] | None = None,
     main: bool = False,
+    dns: DNS = NO_DNS,
 ) -> Any:
-    return json.loads(result_text(asked(version, routes, main), allocations))
+    return json.loads(result_text(asked(version, routes, main), addresses, dns))
 
 
 def asked(version: str, routes: list[Config] | None, main: bool) -> Request:
@@ -93,7 +99,7 @@ def test_from_1_0_0_on_addresses_do_not_say_their_version(version: str) -> None:
 
 
 def test_the_main_plugin_says_which_interface_and_where_routes_lead() -> None:
-    text = result_text(asked("1.0.0", None, True), [V4])
+    text = result_text(asked("1.0.0", None, True), [V4], NO_DNS)
     assert text == (
         "{\n"
         '    "cniVersion": "1.0.0",\n'
@@ -162,20 +168,47 @@ def test_numbers_on_routes_came_with_1_1_0() -> None:
     assert made("0.2.0", V4, routes=[route])["ip4"]["routes"] == [{"dst": "0.0.0.0/0"}]
 
 
-@pytest.mark.parametrize(
-    ("cidr", "address", "gateway"),
-    [
-        ("10.0.0.8/29", "10.0.0.10", "10.0.0.9"),
-        ("10.0.0.0/30", "10.0.0.2", "10.0.0.1"),
-        ("10.0.0.0/31", "10.0.0.0", "169.254.4.6"),
-        ("10.0.0.7/32", "10.0.0.7", "169.254.4.6"),
-    ],
-)
-def test_small_blocks_have_their_gateway_elsewhere(
-    cidr: str, address: str, gateway: str
+@pytest.mark.parametrize("version", OLD + MIDDLE + NEW)
+def test_dns_is_the_same_in_every_version_and_its_empty_members_are_left_out(
+    version: str,
 ) -> None:
-    (ip,) = made("1.0.0", Allocation(Family.IPV4, address, cidr))["ips"]
-    assert ip == {
-        "address": f"{address}/{cidr.partition('/')[2]}",
-        "gateway": gateway,
+    assert made(version, V4, dns=RESOLVER)["dns"] == {
+        "nameservers": ["10.0.0.53"],
+        "domain": "example.org",
+        "search": ["a.example", "b.example"],
+        "options": ["ndots:5"],
     }
+    assert made(version, V4, dns=DNS(("::1",)))["dns"] == {"nameservers": ["::1"]}
+
+
+@pytest.mark.parametrize("version", MIDDLE + NEW)
+def test_every_address_is_listed_in_the_order_of_its_set(version: str) -> None:
+    entries = made(version, SECOND_V4, V6, V4)["ips"]
+    assert [(entry["address"], entry["gateway"]) for entry in entries] == [
+        ("10.9.0.7/24", "10.9.0.254"),
+        ("fd00:10::2/64", "fd00:10::1"),
+        ("10.240.0.2/22", "10.240.0.1"),
+    ]
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_up_to_0_2_0_there_is_room_for_one_address_of_a_family(version: str) -> None:
+    result = made(version, SECOND_V4, V6, V4, main=True)
+    assert result["ip4"] == {
+        "ip": "10.9.0.7/24",
+        "gateway": "10.9.0.254",
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.254"}],
+    }
+    assert result["ip6"]["ip"] == "fd00:10::2/64"
+
+
+def test_routes_of_the_main_plugin_lead_to_the_gateway_of_the_family_s_first() -> None:
+    result = made("1.0.0", SECOND_V4, V4, main=True)
+    assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.9.0.254"}]
+
+
+def test_small_blocks_have_their_gateway_elsewhere() -> None:
+    gateway = CIDRBlock.parse("10.0.0.0/31").gateway
+    address = PodAddress(Family.IPV4, "10.0.0.0", 31, gateway)
+    (ip,) = made("1.0.0", address)["ips"]
+    assert ip == {"address": "10.0.0.0/31", "gateway": "169.254.4.6"}

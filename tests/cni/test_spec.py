@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metis.cni.configuration import Route
+from metis.cni.dns import DNS
 from metis.cni.environment import REQUIRED, read_environment
 from metis.cni.protocol import SUPPORTED_VERSIONS, CNIError
 from metis.cni.spec import (
@@ -17,11 +18,8 @@ from metis.cni.spec import (
     read_request,
 )
 from metis.config import DEFAULT_CNI_LOG_PATH, DEFAULT_DB_PATH, DEFAULT_SOCKET_PATH
-from metis.model import CIDRBlock, Family, Pod, Wanted
+from metis.model import CIDRBlock, Pod
 from tests.cni.calls import Config, config, environ, ipam, request
-
-V4 = CIDRBlock.parse("10.240.0.0/22")
-V6 = CIDRBlock.parse("fd00:10::/64")
 
 
 def refused(
@@ -173,61 +171,13 @@ def test_gc_and_status_are_requests_from_1_1_0_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        (None, [Wanted(Family.IPV4)]),
-        (ipam(), [Wanted(Family.IPV4)]),
-        (ipam(ranges=[]), [Wanted(Family.IPV4)]),
-        (ipam(ranges=None), [Wanted(Family.IPV4)]),
-        (ipam(ranges=[[]]), [Wanted(Family.IPV4)]),
-        (ipam(ranges=[[{"subnet": "10.240.0.0/22"}]]), [Wanted(Family.IPV4, V4)]),
-        (ipam(ranges=[[{"subnet": "10.240.1.7/22"}]]), [Wanted(Family.IPV4, V4)]),
-        (ipam(ranges=[[{"subnet": "fd00:10::/64"}]]), [Wanted(Family.IPV6, V6)]),
-        (
-            ipam(
-                ranges=[[{"subnet": "FD00:10:0::/64"}], [{"subnet": "10.240.0.0/22"}]]
-            ),
-            [Wanted(Family.IPV4, V4), Wanted(Family.IPV6, V6)],
-        ),
-        (
-            ipam(ranges=[[{"subnet": "10.240.0.0/22"}, {"subnet": "fd00:10::/64"}]]),
-            [Wanted(Family.IPV4, V4), Wanted(Family.IPV6, V6)],
-        ),
-        (
-            ipam(ranges=[[{"subnet": "10.240.0.0/22"}, {"subnet": "10.9.0.0/24"}]]),
-            [Wanted(Family.IPV4, V4)],
-        ),
-        (
-            ipam(subnet="10.240.0.0/22", ranges=[[{"subnet": "10.9.0.0/24"}]]),
-            [Wanted(Family.IPV4, V4)],
-        ),
-        (ipam(subnet="10.240.0.0/22", rangeStart="x"), [Wanted(Family.IPV4, V4)]),
-    ],
-)
-def test_the_first_subnet_of_each_family_is_wanted(
-    fields: Config | None, wanted: list[Wanted]
-) -> None:
-    assert request("ADD", config(ipam=fields)).wanted == tuple(wanted)
-
-
-@pytest.mark.parametrize(
     ("fields", "named"),
     [
-        (ipam(ranges=[[{"subnet": "10.0.0.0"}]]), "ipam.ranges[0][0].subnet"),
-        (ipam(ranges=[[{"subnet": "10.0.0.0/33"}]]), "'10.0.0.0/33'"),
-        (ipam(ranges=[[{"subnet": "podnet/24"}]]), "'podnet/24'"),
-        (ipam(ranges=[[{"subnet": "fe80::%eth0/64"}]]), "fe80::%eth0/64"),
-        (
-            ipam(ranges=[[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.1/24"}]]),
-            "ipam.ranges[1][0].subnet",
-        ),
-        (ipam(ranges=[[{"subnet": ""}]]), "ipam.ranges[0][0].subnet"),
-        (ipam(ranges=[[{"subnet": 10}]]), "ipam.ranges[0][0].subnet is 10"),
-        (ipam(ranges=[[{}]]), "ipam.ranges[0][0].subnet is None"),
-        (ipam(ranges=[["10.0.0.0/24"]]), "ipam.ranges[0][0] is a text"),
-        (ipam(ranges=[{"subnet": "10.0.0.0/24"}]), "ipam.ranges[0] is an object"),
-        (ipam(ranges="10.0.0.0/24"), "ipam.ranges is a text"),
         (ipam(subnet="10.0.0.0/x"), "ipam.subnet"),
+        (ipam(ranges="10.0.0.0/24"), "ipam.ranges is a text"),
+        (ipam(sticky="yes"), "sticky is 'yes'"),
+        (ipam(statusOnExhaustion=1), "statusOnExhaustion is 1"),
+        (ipam(resolvConf=["x"]), "resolvConf is ['x']"),
         (ipam(routes={}), "ipam.routes is an object"),
         (ipam(routes=["0.0.0.0/0"]), "ipam.routes[0] is a text"),
         (ipam(routes=[{}]), "ipam.routes[0] has no dst"),
@@ -423,10 +373,11 @@ def test_unknown_keys_are_tolerated_everywhere() -> None:
     fields = config(
         mtu=1400,
         capabilities={"ips": True},
-        runtimeConfig={"ips": ["10.0.0.9"]},
-        ipam=ipam(ranges=[[{"subnet": "10.240.0.0/22", "gateway": 1}]], dataDir="/x"),
+        runtimeConfig={"portMappings": []},
+        args={"labels": []},
+        ipam=ipam(ranges=[[{"subnet": "10.240.0.0/22", "mtu": 1}]], dataDir="/x"),
     )
-    assert request("ADD", fields).wanted == (Wanted(Family.IPV4, V4),)
+    assert len(request("ADD", fields).wanted) == 1
 
 
 def test_args_name_the_pod_and_are_checked_where_they_decide_something() -> None:
@@ -443,7 +394,7 @@ def test_args_name_the_pod_and_are_checked_where_they_decide_something() -> None
 
 def test_a_requested_address_is_checked_on_add_alone() -> None:
     asked = environ("ADD", CNI_ARGS="IP=10.240.0.9/22")
-    assert request("ADD", None, asked).requested == ("10.240.0.9",)
+    assert request("ADD", None, asked).wanted[0].requested == "10.240.0.9"
     outside = environ("ADD", CNI_ARGS="IP=10.9.0.9")
     error = refused("ADD", None, outside)
     assert error.code == 7
@@ -451,14 +402,63 @@ def test_a_requested_address_is_checked_on_add_alone() -> None:
     assert "10.240.0.0/22" in error.details
     for command in ("DEL", "CHECK"):
         variables = environ(command, CNI_ARGS="IP=10.9.0.9")
-        assert request(command, config(prevResult={}), variables).requested == ()
+        read = request(command, config(prevResult={}), variables)
+        assert not any(one.requested for one in read.wanted)
 
 
 def test_without_ranges_any_ipv4_address_may_be_requested() -> None:
     asked = environ("ADD", CNI_ARGS="IP=10.9.0.9")
-    assert request("ADD", config(ipam={"type": "metis"}), asked).requested
+    read = request("ADD", config(ipam={"type": "metis"}), asked)
+    assert [one.requested for one in read.wanted] == ["10.9.0.9"]
     asked = environ("ADD", CNI_ARGS="IP=fd00::9")
     assert refused("ADD", config(ipam={"type": "metis"}), asked).code == 7
+
+
+def test_a_pod_is_sticky_when_the_configuration_says_so() -> None:
+    assert not request("ADD", config()).sticky
+    assert not request("ADD", config(ipam=ipam(sticky=False))).sticky
+    assert request("ADD", config(ipam=ipam(sticky=True))).sticky
+
+
+def test_dns_of_the_configuration_is_the_main_plugin_s_and_wins() -> None:
+    fields = config(
+        type="metis",
+        dns={"nameservers": ["10.0.0.53"], "domain": "a.example"},
+        ipam=ipam(resolvConf="/etc/resolv.conf"),
+    )
+    main = request("ADD", fields)
+    assert main.dns == DNS(("10.0.0.53",), "a.example")
+    assert main.resolv_conf == ""
+    delegate = request("ADD", {**fields, "type": "ptp"})
+    assert delegate.dns == DNS()
+    assert delegate.resolv_conf == "/etc/resolv.conf"
+    assert request("ADD", {**fields, "dns": {}}).resolv_conf == "/etc/resolv.conf"
+
+
+@pytest.mark.parametrize(
+    ("dns", "named"),
+    [
+        ([], "dns is a list"),
+        ({"nameservers": "10.0.0.53"}, "dns.nameservers is a text"),
+        ({"nameservers": [1]}, "dns.nameservers[0] is 1"),
+        ({"domain": 1}, "dns.domain is 1"),
+        ({"search": {}}, "dns.search is an object"),
+        ({"options": [None]}, "dns.options[0] is None"),
+    ],
+)
+def test_dns_that_cannot_be_read_is_named(dns: Any, named: str) -> None:
+    error = refused("ADD", config(dns=dns))
+    assert error.code == 7
+    assert named in error.message
+    assert request("DEL", config(dns=dns)).dns == DNS()
+
+
+def test_a_release_in_direct_mode_rests_as_long_as_the_configuration_says() -> None:
+    for command, version in (("DEL", "1.0.0"), ("GC", "1.1.0")):
+        read = request(command, config(version, ipam=ipam(releaseCooldown="5m")))
+        assert read.release_cooldown == 300.0
+        broken = config(version, ipam=ipam(releaseCooldown="soon"))
+        assert request(command, broken).release_cooldown == 60.0
 
 
 def test_a_wrong_configuration_is_named_before_wrong_args() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
 from metis.api.adaptiveipam.v1 import (
+    AddressRange,
+    AddressSet,
     AllocatePodIpRequest,
     AllocatePodIpResponse,
     CheckPodIpRequest,
@@ -23,7 +26,6 @@ from metis.cni.environment import REQUIRED
 from metis.cni.protocol import CNIError
 from metis.cni.spec import Request
 from metis.cni.verbs import VERBS, perform
-from metis.health import NOT_SERVING, HealthService
 from tests.cni.calls import Config, config, environ, ipam, request
 from tests.cni.fakes import FakeIpam, Unreachable, reach
 
@@ -81,6 +83,10 @@ async def test_add_asks_for_every_family_and_prints_the_result() -> None:
             ),
             pod_name="web",
             pod_namespace="shop",
+            sets=[
+                AddressSet(alternatives=[AddressRange(subnet="10.240.0.0/22")]),
+                AddressSet(alternatives=[AddressRange(subnet="fd00:10::/64")]),
+            ],
         )
     ]
     assert [entry["address"] for entry in json.loads("".join(printed))["ips"]] == [
@@ -193,8 +199,20 @@ async def test_an_address_that_nobody_reads_of_is_given_back() -> None:
     assert error.code == 5
     assert "stdout" in error.message
     assert daemon.asked[1:] == [
-        DeallocatePodIpRequest(network="blue", interface_name="eth0", container_id="c1")
+        DeallocatePodIpRequest(
+            network="blue",
+            interface_name="eth0",
+            container_id="c1",
+            only_allocation_id="a1",
+        )
     ]
+
+
+async def test_an_address_of_an_original_daemon_is_given_back_whatever_it_is() -> None:
+    daemon = FakeIpam()
+    daemon.answer = AllocatePodIpResponse(ipv4=V4)
+    assert (await failure(request(), reach(daemon), broken)).code == 5
+    assert daemon.asked[-1].only_allocation_id == ""
 
 
 async def test_an_interrupted_add_gives_its_address_back() -> None:
@@ -323,54 +341,6 @@ async def test_check_of_another_address_is_code_101_and_names_both(
         assert text in error.message
 
 
-async def test_status_is_silent_while_the_daemon_serves() -> None:
-    daemon = FakeIpam()
-    asked = request("STATUS", config("1.1.0"))
-    assert await perform(asked, broken, reach(daemon)) == ()
-    assert daemon.asked == []
-
-
-async def test_status_of_a_daemon_that_does_not_serve_is_code_50() -> None:
-    health = HealthService([])
-    health.set_status(NOT_SERVING)
-    asked = request("STATUS", config("1.1.0"))
-    error = await failure(asked, reach(FakeIpam(), health))
-    assert error.code == 50
-    assert "NOT_SERVING" in error.details
-
-
-async def test_status_of_a_daemon_that_is_away_is_code_50_within_a_second(
-    autojump_clock: MockClock,
-) -> None:
-    start = trio.current_time()
-    asked = request("STATUS", config("1.1.0", daemonSocket="/run/x.sock"))
-    error = await failure(asked, Unreachable())
-    assert error.code == 50
-    assert "/run/x.sock" in error.message
-    assert trio.current_time() - start < 1
-
-
-async def test_status_of_a_daemon_that_hangs_is_code_50_within_a_second(
-    autojump_clock: MockClock,
-) -> None:
-    class Hanging(HealthService):
-        async def check(self, message: Any) -> Any:
-            await trio.sleep_forever()
-
-    start = trio.current_time()
-    asked = request("STATUS", config("1.1.0"))
-    assert (await failure(asked, reach(FakeIpam(), Hanging([])))).code == 50
-    assert trio.current_time() - start < 1
-
-
-async def test_gc_does_not_claim_to_have_freed_anything() -> None:
-    daemon = FakeIpam()
-    error = await failure(request("GC", config("1.1.0")), reach(daemon))
-    assert error.code == 4
-    assert "GC is not supported yet" in error.message
-    assert daemon.asked == []
-
-
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
 async def test_a_daemon_that_is_away_is_tried_three_times_100_ms_apart(
     command: str, autojump_clock: MockClock
@@ -400,3 +370,172 @@ async def test_a_daemon_that_hangs_is_given_up_after_ten_seconds(
     error = await failure(request("ADD"), reach(daemon))
     assert error.code == 11
     assert 10 <= trio.current_time() - start <= 11
+
+
+MANY = ipam(
+    ranges=[
+        [
+            {
+                "subnet": "10.240.0.0/22",
+                "rangeStart": "10.240.0.10",
+                "rangeEnd": "10.240.0.20",
+                "gateway": "10.240.3.254",
+                "exclude": ["10.240.0.12/31"],
+            },
+            {"subnet": "10.241.0.0/24"},
+        ],
+        [{"subnet": "10.9.0.0/24"}],
+        [{"subnet": "fd00:10::/64"}],
+    ]
+)
+
+
+async def test_add_asks_for_one_address_a_set_and_gets_them_in_order() -> None:
+    daemon, printed = FakeIpam(), list[str]()
+    fields = config(
+        ipam=MANY | {"sticky": True}, runtimeConfig={"ips": ["10.9.0.77/24"]}
+    )
+    addresses = await perform(request("ADD", fields), printed.append, reach(daemon))
+    assert addresses == ("10.240.0.2/22", "10.9.0.77/24", "fd00:10::2/64")
+    (message,) = daemon.asked
+    assert message.sticky
+    assert message.requested_ips == []
+    assert message.sets == [
+        AddressSet(
+            alternatives=[
+                AddressRange(
+                    subnet="10.240.0.0/22",
+                    range_start="10.240.0.10",
+                    range_end="10.240.0.20",
+                    gateway="10.240.3.254",
+                    exclude=["10.240.0.12/31"],
+                ),
+                AddressRange(subnet="10.241.0.0/24"),
+            ]
+        ),
+        AddressSet(
+            alternatives=[AddressRange(subnet="10.9.0.0/24")],
+            requested_ip="10.9.0.77",
+        ),
+        AddressSet(alternatives=[AddressRange(subnet="fd00:10::/64")]),
+    ]
+    # For a daemon that does not know sets: the first of each family.
+    assert message.ipv4_config.initial_pod_cidr == "10.240.0.0/22"
+    assert message.ipv6_config.initial_pod_cidr == "fd00:10::/64"
+    ips = json.loads("".join(printed))["ips"]
+    assert [entry["gateway"] for entry in ips] == [
+        "10.240.3.254",
+        "10.9.0.1",
+        "fd00:10::1",
+    ]
+
+
+async def test_without_ranges_a_requested_address_stands_beside_the_families() -> None:
+    daemon = FakeIpam()
+    variables = environ("ADD", CNI_ARGS="IP=10.240.0.2")
+    asked = request("ADD", config(ipam=ipam()), variables)
+    assert await perform(asked, discard, reach(daemon)) == ("10.240.0.2/22",)
+    assert daemon.asked[0].requested_ips == ["10.240.0.2"]
+    assert daemon.asked[0].sets == []
+
+
+def only(**changes: Any) -> Config:
+    return config(ipam=ipam(ranges=[[{"subnet": "10.240.0.0/22", **changes}]]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "args", "named"),
+    [
+        (config(ipam=ipam(sticky=True)), "", "ipam.sticky, which is true"),
+        (config(ipam=ipam()), "IP=10.240.0.9", "'10.240.0.9'"),
+        (config(), "IP=10.240.0.9", "'10.240.0.9'"),
+        (config(ipam=MANY), "", "ipam.ranges[0][0].rangeStart, which is '10.240.0.10'"),
+        (only(rangeEnd="10.240.0.9"), "", "ipam.ranges[0][0].rangeEnd"),
+        (only(gateway="10.240.0.9"), "", "ipam.ranges[0][0].gateway"),
+        (only(exclude=["10.240.0.9"]), "", "ipam.ranges[0][0].exclude"),
+        (
+            config(
+                ipam=ipam(subnet="10.9.0.0/24", ranges=[[{"subnet": "10.8.0.0/24"}]])
+            ),
+            "",
+            "ipam.ranges[0][0], which is a second ipv4 set",
+        ),
+    ],
+)
+async def test_what_an_original_daemon_cannot_do_is_named_and_its_address_given_back(
+    fields: Config, args: str, named: str
+) -> None:
+    daemon = FakeIpam()
+    daemon.original = True
+    asked = request("ADD", fields, environ("ADD", CNI_ARGS=args))
+    error = await failure(asked, reach(daemon))
+    assert error.code == 2
+    assert named in error.message
+    assert isinstance(daemon.asked[-1], DeallocatePodIpRequest)
+
+
+@pytest.mark.parametrize(
+    "fields", [config(), config(ipam=BOTH), only(gateway="10.240.0.1"), only(mtu=1)]
+)
+async def test_what_an_original_daemon_can_do_it_does(fields: Config) -> None:
+    daemon, printed = FakeIpam(), list[str]()
+    daemon.original = True
+    assert await perform(request("ADD", fields), printed.append, reach(daemon))
+    assert json.loads("".join(printed))["ips"][0] == {
+        "address": "10.240.0.2/22",
+        "gateway": "10.240.0.1",
+    }
+
+
+@pytest.mark.parametrize(
+    "ips",
+    [
+        [V4],
+        [V4, V6, V6],
+        [V6, V4],
+        [V4, PodIp(ip_address="fd00:10::2", cidr="fd00:10::/64", gateway="gate")],
+    ],
+)
+async def test_an_answer_that_is_not_one_address_a_set_is_given_back(
+    ips: list[PodIp],
+) -> None:
+    daemon = FakeIpam()
+    daemon.answer = AllocatePodIpResponse(ips=ips, allocation_id="a7")
+    error = await failure(request("ADD", config(ipam=BOTH)), reach(daemon))
+    assert error.code == 999
+    assert daemon.asked[-1].only_allocation_id == "a7"
+
+
+async def test_an_address_held_from_before_the_ranges_changed_is_fine() -> None:
+    daemon = FakeIpam()
+    old = PodIp(ip_address="10.1.0.9", cidr="10.1.0.0/24", gateway="10.1.0.254")
+    daemon.answer = AllocatePodIpResponse(ips=[old], allocation_id="a")
+    printed = list[str]()
+    assert await perform(request(), printed.append, reach(daemon)) == ("10.1.0.9/24",)
+    assert json.loads("".join(printed))["ips"][0]["gateway"] == "10.1.0.254"
+
+
+async def test_dns_comes_from_the_resolv_conf_that_is_configured(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "resolv.conf"
+    path.write_text("nameserver 10.0.0.53\nsearch a.example\n")
+    printed = list[str]()
+    asked = request("ADD", config(ipam=ipam(resolvConf=str(path))))
+    await perform(asked, printed.append, reach(FakeIpam()))
+    assert json.loads("".join(printed))["dns"] == {
+        "nameservers": ["10.0.0.53"],
+        "search": ["a.example"],
+    }
+
+
+async def test_a_resolv_conf_that_cannot_be_read_fails_before_anything_is_taken(
+    tmp_path: Path,
+) -> None:
+    daemon = FakeIpam()
+    fields = config(ipam=ipam(resolvConf=str(tmp_path / "absent")))
+    error = await failure(request("ADD", fields), reach(daemon))
+    assert error.code == 5
+    assert "absent" in error.message
+    assert daemon.asked == []
+    assert await perform(request("DEL", fields), discard, reach(daemon)) == ()

@@ -19,13 +19,12 @@ from metis.api.adaptiveipam.v1 import (
     DeallocatePodIpRequest,
 )
 from metis.api.google.rpc import ErrorInfo
-from metis.rpc.call import MAX_STATUS_MESSAGE
+from metis.rpc.call import MAX_STATUS_MESSAGE_BYTES
 from metis.rpc.channel import Channel
 from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import Limits
 from tests.rpc.raw import HEADERS, Answer, Header, prefixed, raw_client, replaced
 from tests.rpc.services import (
-    ALLOCATE,
     CHAT,
     COLLECT,
     Chat,
@@ -232,7 +231,9 @@ async def test_a_status_comes_with_its_details() -> None:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ("x" * 100_000, "x" * MAX_STATUS_MESSAGE),
+        ("x" * 100_000, "x" * MAX_STATUS_MESSAGE_BYTES),
+        ("ü" * 100_000, "ü" * (MAX_STATUS_MESSAGE_BYTES // 2)),
+        ("x" + "ü" * 100_000, "x" + "ü" * (MAX_STATUS_MESSAGE_BYTES // 2 - 1)),
         ("half a pair: \ud800", "half a pair: ?"),
         ("two\nlines", "two\nlines"),
         ("", ""),
@@ -462,7 +463,3 @@ async def test_failures_of_a_cancelled_handler_are_nobodys_business(
         await client.flush()
         await trio.testing.wait_all_tasks_blocked()
     assert not caplog.records
-
-
-def test_the_path_of_the_tests_is_the_generated_one() -> None:
-    assert ALLOCATE in Ipam().__mapping__()

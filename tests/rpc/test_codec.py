@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from metis.api.adaptiveipam.v1 import AllocatePodIpRequest, PodIp
 from metis.api.google.rpc import Any, ErrorInfo
-from metis.rpc.codec import (
-    DetailsCodec,
-    MessageBuffer,
-    MessageCodec,
-    frame,
-    type_name,
-)
+from metis.rpc.codec import DetailsCodec, MessageBuffer, MessageCodec, frame, type_name
 
 CODEC = MessageCodec()
 DETAILS = DetailsCodec()

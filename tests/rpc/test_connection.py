@@ -151,7 +151,7 @@ def test_a_window_closes_and_opens_again_with_acknowledgements() -> None:
     while size := client.sendable(call):
         client.send_data(call, b"x" * size)
     pump(client, server)
-    server.acknowledge(call, LEAST_WINDOW_BYTES)
+    server.acknowledge(call, LEAST_WINDOW_BYTES, ended=False)
     at_client, _ = pump(client, server)
     assert only(WindowOpened, at_client).stream_id == call
     assert client.sendable(call) > 0
@@ -167,7 +167,7 @@ def test_the_window_of_the_connection_bounds_all_streams_together() -> None:
     assert sent == LEAST_WINDOW_BYTES
     assert client.sendable(second) == 0
     pump(client, server)
-    server.acknowledge(first, sent)
+    server.acknowledge(first, sent, ended=False)
     at_client, _ = pump(client, server)
     assert WindowOpened(0) in at_client
     assert client.sendable(second) > 0
@@ -220,7 +220,7 @@ def test_a_stream_that_was_forgotten_is_closed_and_not_opened_anew() -> None:
     with pytest.raises(StreamClosed):
         server.send_data(calls[0], b"late")
     server.reset(calls[0], ErrorCode.CANCEL)
-    server.acknowledge(calls[0], 1)
+    server.acknowledge(calls[0], 1, ended=False)
     assert server.data_to_send() == b""
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
+import hpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.rpc.connection import Connection, ConnectionFailed
 from metis.rpc.http2 import (
-    HEADER_TABLE_BYTES,
     MAX_FRAME_BYTES,
     ErrorCode,
     FrameGuard,
     PeerSettings,
+    ResponseEncoder,
     SettingCode,
 )
 from tests.rpc.raw import EMPTY_SETTINGS, PREFACE, frame
@@ -73,7 +75,7 @@ def test_an_endless_frame_ends_the_connection_before_it_is_kept() -> None:
     with pytest.raises(ConnectionFailed, match="FRAME_SIZE_ERROR"):
         server.receive(b"\xff\xff\xff\0\0\0\0\0\1")
     assert server.data_to_send()[3] == 7  # a GOAWAY frame
-    server.acknowledge(1, 100)
+    server.acknowledge(1, 100, ended=False)
     server.reset(1, ErrorCode.CANCEL)
     assert server.data_to_send() == b""
 
@@ -89,12 +91,43 @@ def test_settings_that_nobody_knows_are_not_kept() -> None:
     assert len(server._h2.remote_settings) < 10
 
 
-def test_our_compression_table_does_not_grow_at_the_peers_wish() -> None:
+def test_a_response_is_encoded_without_a_table_whatever_the_peer_allows() -> None:
     server = Connection(client=False)
-    server.receive(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 1, 2**32 - 1)))
-    assert server._h2.encoder.header_table_size == HEADER_TABLE_BYTES
-    server.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 1, 0)))
-    assert server._h2.encoder.header_table_size == 0
+    client = hpack.Decoder()
+    client.max_allowed_table_size = 0
+    encoder = server._h2.encoder
+    for size in (2**32 - 1, 100, 0, 4096):
+        server.receive(
+            (PREFACE if size == 2**32 - 1 else b"")
+            + frame(SETTINGS, 0, 0, struct.pack(">HI", 1, size))
+        )
+        assert encoder.header_table_size == 0
+        for _ in range(2):
+            headers = [(":status", "200"), ("grpc-status", "0"), ("x", "y" * 50)]
+            decoded: Any = client.decode(encoder.encode(headers))
+            assert list(decoded) == headers
+    assert len(client.header_table.dynamic_entries) == 0
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from([":status", "content-type", "grpc-status", "x-other"]),
+                st.text(st.characters(codec="ascii"), max_size=20),
+            ),
+            max_size=4,
+        ),
+        max_size=300,
+    )
+)
+def test_what_a_server_encodes_is_what_a_client_decodes(
+    blocks: list[list[tuple[str, str]]],
+) -> None:
+    encoder, decoder = ResponseEncoder(), hpack.Decoder()
+    for block in blocks:
+        decoded: Any = decoder.decode(encoder.encode(block))
+        assert list(decoded) == block
 
 
 def test_known_settings_are_kept() -> None:

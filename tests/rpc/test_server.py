@@ -360,7 +360,7 @@ async def test_accepting_pauses_when_there_are_no_descriptors(
     ):
         assert (await client.ask()).status == "0"
         assert trio.current_time() - start == pytest.approx(3 * ACCEPT_PAUSE_SECONDS)
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == 1
 
 
 async def test_another_failure_of_accept_is_not_hidden() -> None:
@@ -368,20 +368,65 @@ async def test_another_failure_of_accept_is_not_hidden() -> None:
         await serve([Ipam()], Failing(errno.EBADF, 1))
 
 
-async def test_connections_above_the_limit_are_closed_and_the_others_served(
+async def test_a_connection_above_the_limit_takes_the_place_of_the_longest_idle(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with (
+        serving(Ipam(), limits=Limits(max_connections=3)) as transport,
+        raw_client(transport) as first,
+        raw_client(transport) as second,
+        raw_client(transport) as third,
+    ):
+        for client in (first, second, third, first):
+            await trio.sleep(1)
+            assert (await client.ask()).status == "0"
+        async with raw_client(transport) as newcomer:
+            assert (await newcomer.ask()).status == "0"
+            await second.receive_until_closed()
+            assert second.goaway is not None
+            assert second.goaway.additional_data == b"room is needed for others"
+            for client in (first, third, newcomer):
+                assert (await client.ask()).status == "0"
+
+
+async def test_a_connection_above_the_limit_is_refused_when_all_others_are_busy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving(Ipam(), limits=Limits(max_connections=2)) as transport:
-        async with raw_client(transport) as first, raw_client(transport) as second:
-            assert (await first.ask()).status == "0"
-            assert (await second.ask()).status == "0"
-            third = await transport.connect()
-            assert await third.receive_some() == b""
-            assert (await second.ask()).status == "0"
+    slow = Slow(1000)
+    async with (
+        serving(Ipam(slow), limits=Limits(max_connections=2), grace=0) as transport,
+        raw_client(transport) as first,
+        raw_client(transport) as second,
+    ):
+        for client in (first, second):
+            client.open(data=prefixed())
+            await client.flush()
         await trio.testing.wait_all_tasks_blocked()
-        async with raw_client(transport) as fourth:
-            assert (await fourth.ask()).status == "0"
-    assert "refused" in caplog.text
+        newcomer = await transport.connect()
+        assert await newcomer.receive_some() == b""
+        assert (await first.ask(replaced(":path", "/x"))).status == "12"
+    assert "a connection was refused: 2 are busy" in caplog.text
+
+
+async def test_idle_connections_give_way_when_there_are_no_descriptors(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    transport = Failing(errno.EMFILE, 0)
+    async with (
+        serving(Ipam(), transport=transport),
+        raw_client(transport) as idle,
+        raw_client(transport) as other,
+    ):
+        assert (await idle.ask()).status == "0"
+        await trio.sleep(1)
+        assert (await other.ask()).status == "0"
+        transport.times = 1
+        await trio.sleep(1)
+        async with raw_client(transport) as third, raw_client(transport) as newcomer:
+            assert (await third.ask()).status == "0"
+            assert (await newcomer.ask()).status == "0"
+        await idle.receive_until_closed()
+        assert idle.goaway is not None
 
 
 async def test_a_bug_on_one_connection_is_logged_and_leaves_the_others(

@@ -19,6 +19,7 @@ from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import (
     LEAST_WINDOW_BYTES,
     READ_PAUSE_BYTES,
+    STREAM_WINDOW_BYTES,
     WRITE_PAUSE_BYTES,
     Limits,
 )
@@ -119,6 +120,35 @@ async def test_what_nobody_reads_does_not_take_the_window_from_others() -> None:
         async with chat(channel, ALLOCATE) as call:
             await call.send_message(request("y" * 300_000), end=True)
             assert len(text_of(await call.recv_message())) == 300_000
+
+
+async def test_what_a_handler_does_not_take_stays_with_the_client() -> None:
+    may_read = trio.Event()
+    taken: list[int] = []
+
+    async def talk(stream: Stream[Any, Any]) -> None:
+        await may_read.wait()
+        taken.extend([len(message.pod_name) async for message in stream])
+        await stream.send_message(answer("all"))
+
+    sent = 0
+
+    async def send(stream: Any) -> None:
+        nonlocal sent
+        for _ in range(300):
+            await stream.send_message(request("x" * 10_000))
+            sent += 10_000
+        await stream.end()
+
+    async with connected(Chat(talk)) as channel, chat(channel) as stream:
+        await stream.send_request()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, stream)
+            await trio.testing.wait_all_tasks_blocked()
+            assert sent <= STREAM_WINDOW_BYTES
+            may_read.set()
+            assert text_of(await stream.recv_message()) == "all"
+    assert taken == [10_000] * 300
 
 
 async def test_a_window_that_the_client_shrinks_and_opens_by_settings_is_kept() -> None:
@@ -355,6 +385,22 @@ async def test_all_frames_of_a_turn_leave_in_one_write() -> None:
         for call in calls:
             assert (await client.answer(call)).status == "0"
     assert len(transport.writes) <= 2
+
+
+async def test_a_connection_made_for_one_call_is_answered_in_one_write() -> None:
+    transport = Counting()
+    async with serving(Ipam(), transport=transport):
+        client = RawClient(await transport.connect())
+        client.h2.initiate_connection()
+        assert (await client.ask()).status == "0"
+        assert len(transport.writes) == 1
+
+
+async def test_a_server_answers_a_client_that_waits_for_its_settings() -> None:
+    async with serving(Ipam()) as transport:
+        assert isinstance(transport, MemoryTransport)
+        async with await connect_by_hand(transport) as stream:
+            assert (await stream.receive_some())[3] == 4  # a SETTINGS frame
 
 
 # time

@@ -77,6 +77,21 @@ async def test_client_and_server_meet_and_the_place_can_be_taken_again(
             await exchange(transport, listener)
 
 
+async def test_nobody_listens_on_the_port() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    reason = f"cannot connect to 127.0.0.1:{port}: Connection refused"
+    with pytest.raises(TransportError, match=reason):
+        await TcpTransport(port=port).connect()
+
+
+async def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").mkdir()
+    with pytest.raises(TransportError, match=rf"Is a directory \({tmp_path}/s.lock\)"):
+        await UnixTransport(str(tmp_path / "s")).listen()
+
+
 async def test_nobody_listens(transport: Transport) -> None:
     with pytest.raises(TransportError, match="cannot connect"):
         await transport.connect()

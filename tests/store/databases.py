@@ -114,8 +114,14 @@ IPV4 = Wanted(Family.IPV4)
 IPV6 = Wanted(Family.IPV6)
 
 
-def check_invariants(connection: apsw.Connection) -> None:
-    """What holds after every step, whatever was done."""
+def check_invariants(
+    connection: apsw.Connection, *, named_gateways: bool = False
+) -> None:
+    """What holds after every step, whatever was done.
+
+    Where ranges name their gateways, pods may have the address after that of the
+    network.
+    """
     query = """
         SELECT b.cidr, b.allocated_ips,
           (SELECT count(*) FROM ip_addresses AS a
@@ -134,5 +140,6 @@ def check_invariants(connection: apsw.Connection) -> None:
         block = CIDRBlock.parse(cidr)
         offset = block.offset_of(address)
         assert offset is not None, f"{address} lies outside {cidr}"
-        assert not block.is_reserved(offset), f"{address} of {cidr} is reserved"
+        is_given = named_gateways and offset == 1
+        assert is_given or not block.is_reserved(offset), f"{address} of {cidr}"
         assert release_at is None

@@ -91,7 +91,8 @@ def test_opening_adds_what_is_ours_and_changes_nothing_else() -> None:
     rows = connection.execute("SELECT * FROM ip_addresses").fetchall()
     adopt(connection)
     assert connection.execute(query).fetchall() == triggers
-    assert connection.execute("SELECT * FROM ip_addresses").fetchall() == rows
+    now = connection.execute("SELECT * FROM ip_addresses").fetchall()
+    assert [row[: len(rows[0])] for row in now] == rows
     assert connection.pragma("user_version") == 1
     assert connection.execute("SELECT seeded_ips FROM cidr_blocks").fetchall() == [
         (None,)

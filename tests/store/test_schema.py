@@ -68,6 +68,8 @@ def test_the_tables_are_those_of_the_original() -> None:
         ("release_at", "INTEGER", 0, None),
         ("allocated_at", "INTEGER", 0, None),
         ("updated_at", "INTEGER", 0, "CAST(unixepoch('subsec') * 1000 AS INTEGER)"),
+        ("allocation_id", "TEXT", 0, None),
+        ("sort_key", "BLOB", 0, None),
     ]
     indexes = connection.execute(
         "SELECT group_concat(i.name), l.partial FROM pragma_index_list('ip_addresses')"
@@ -78,6 +80,7 @@ def test_the_tables_are_those_of_the_original() -> None:
         ("cidr_block_id,id", 1),
         ("container_id,interface_name", 0),
         ("cidr_block_id,release_at,id", 1),
+        ("cidr_block_id,release_at,sort_key", 1),
     }
 
 
@@ -211,3 +214,18 @@ def test_after_a_boot_no_cooldown_is_longer_than_the_configured_one(
     assert connection.execute(query).fetchall() == [(release_at,)]
     prepare(connection, boot_id="boot-2")
     assert connection.execute(query).fetchall() == [(expected,)]
+
+
+def test_a_database_of_an_earlier_metis_gets_the_columns_that_it_lacks() -> None:
+    connection = memory_connection()
+    connection.execute("DROP INDEX metis_ip_addresses_by_key")
+    connection.execute("DROP INDEX metis_former_owners_by_pod")
+    for table, column in (
+        ("ip_addresses", "sort_key"),
+        ("ip_addresses", "allocation_id"),
+        ("metis_former_owners", "pod_name"),
+    ):
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    assert not schema.check_compatible(connection)
+    prepare(connection)
+    assert schema.check_compatible(connection)

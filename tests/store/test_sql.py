@@ -10,7 +10,7 @@ import pytest
 
 from metis.errors import InvalidRequest, PoolExhausted
 from metis.model import Allocation, CIDRBlock, Family, Owner, Pod, Wanted
-from metis.store import seeding, sql
+from metis.store import picking, seeding
 from metis.store.blocks import add_block
 from metis.store.database import run_group
 from metis.store.sql import allocate, held, release
@@ -262,7 +262,9 @@ def test_picking_follows_an_index_and_sorts_nothing(
 ) -> None:
     plan = [
         str(row[3])
-        for row in connection.execute(f"EXPLAIN QUERY PLAN {sql._FIRST_FREE}", (1,))
+        for row in connection.execute(
+            f"EXPLAIN QUERY PLAN {picking.FIRST_FREE[0]}", (1,)
+        )
     ]
     assert plan == [
         "SEARCH a USING INDEX metis_ip_addresses_by_release (cidr_block_id=?)"

@@ -23,14 +23,12 @@ from metis.errors import (
 )
 from metis.model import Allocation, CIDRBlock, Family, Pod
 from metis.store.database import Work
-from metis.store.store import (
+from metis.store.store import Store, open_store, run_store
+from metis.store.writer import (
     DRAIN_SECONDS,
     GROUP_SIZE,
     QUEUE_SIZE,
-    Store,
     StoreStatistics,
-    open_store,
-    run_store,
 )
 from tests.store.databases import (
     IPV4,

@@ -149,8 +149,15 @@ class Containerd:
                 self._process.wait()
                 raise
 
-    def run(self, name: str, handler: str = DEFAULT_HANDLER) -> Pod:
+    def run(
+        self, name: str, handler: str = DEFAULT_HANDLER, seconds: float = CALL_SECONDS
+    ) -> Pod:
         """Start a pod; it has its network when this returns.
+
+        Args:
+          name: of the pod.
+          handler: the runtime handler, which tells the network.
+          seconds: until the client gives up.
 
         Raises:
           grpc.RpcError: containerd could not.
@@ -163,7 +170,7 @@ class Containerd:
         )
         answer = self._runtime.RunPodSandbox(
             cri.RunPodSandboxRequest(config=config, runtime_handler=handler),
-            timeout=CALL_SECONDS,
+            timeout=seconds,
         )
         return Pod(answer.pod_sandbox_id, config)
 

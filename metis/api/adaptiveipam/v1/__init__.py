@@ -6,6 +6,8 @@
 __all__ = (
     "AdaptiveIpamBase",
     "AdaptiveIpamStub",
+    "AddressRange",
+    "AddressSet",
     "AllocatePodIpRequest",
     "AllocatePodIpResponse",
     "CheckPodIpRequest",
@@ -32,6 +34,59 @@ if TYPE_CHECKING:
 
 _COMPILER_VERSION = "0.10.1"
 betterproto2.check_compiler_version(_COMPILER_VERSION)
+
+
+@dataclass(eq=False, repr=False)
+class AddressRange(betterproto2.Message):
+    """
+    AddressRange is a subnet, or the part of one from which pods are served.
+    """
+
+    subnet: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    "10.240.0.0/20"
+    """
+
+    range_start: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    First and last address for pods; empty means the subnet's.
+    """
+
+    range_end: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    gateway: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    Never given to a pod, and reported as the gateway; empty means network + 1.
+    """
+
+    exclude: "list[str]" = betterproto2.field(
+        5, betterproto2.TYPE_STRING, repeated=True
+    )
+    """
+    Addresses and CIDR blocks that no pod gets.
+    """
+
+
+default_message_pool.register_message("adaptiveipam.v1", "AddressRange", AddressRange)
+
+
+@dataclass(eq=False, repr=False)
+class AddressSet(betterproto2.Message):
+    """
+    AddressSet asks for one address out of alternatives, tried in order.
+    """
+
+    alternatives: "list[AddressRange]" = betterproto2.field(
+        1, betterproto2.TYPE_MESSAGE, repeated=True
+    )
+
+    requested_ip: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    The address that it must be; empty for any.
+    """
+
+
+default_message_pool.register_message("adaptiveipam.v1", "AddressSet", AddressSet)
 
 
 @dataclass(eq=False, repr=False)
@@ -66,7 +121,34 @@ class AllocatePodIpRequest(betterproto2.Message):
     )
     """
     Addresses that the owner wants to have, at most one of each family that it
-    asks for; refused when one cannot be had.
+    asks for, or of each set: the first that the address lies in. Refused when one
+    cannot be had.
+    """
+
+    sets: "list[AddressSet]" = betterproto2.field(
+        101, betterproto2.TYPE_MESSAGE, repeated=True
+    )
+    """
+    One address a set. Where there are sets, they stand in place of the blocks of
+    ipv4_config and ipv6_config, which are then there for a daemon that does not
+    know this field: the first set of each family, its first subnet.
+    """
+
+    sticky: "bool" = betterproto2.field(102, betterproto2.TYPE_BOOL)
+    """
+    Whether the pod, known by its namespace and name, is to get the addresses that
+    it last had, if they are free or cooling.
+    """
+
+    started_boottime_ms: "int" = betterproto2.field(103, betterproto2.TYPE_UINT64)
+    """
+    When the caller began, on the clock of boot_id; 0 means on arrival. A call
+    that began before its owner was deleted is refused with ABORTED.
+    """
+
+    boot_id: "str" = betterproto2.field(104, betterproto2.TYPE_STRING)
+    """
+    The kernel's id of the boot on whose clock the caller began.
     """
 
 
@@ -88,6 +170,19 @@ class AllocatePodIpResponse(betterproto2.Message):
     ipv6: "PodIp | None" = betterproto2.field(
         2, betterproto2.TYPE_MESSAGE, optional=True
     )
+
+    ips: "list[PodIp]" = betterproto2.field(
+        100, betterproto2.TYPE_MESSAGE, repeated=True
+    )
+    """
+    One address for each of the request's sets, in their order.
+    """
+
+    allocation_id: "str" = betterproto2.field(101, betterproto2.TYPE_STRING)
+    """
+    Names this allocation; see DeallocatePodIPRequest. A repeated call gets a new
+    name, and the former one is nobody's any more.
+    """
 
 
 default_message_pool.register_message(
@@ -152,6 +247,13 @@ class DeallocatePodIpRequest(betterproto2.Message):
 
     pod_namespace: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
 
+    only_allocation_id: "str" = betterproto2.field(100, betterproto2.TYPE_STRING)
+    """
+    Set by a caller that gives back what it was just given and nobody learned of:
+    only the allocation with this id, if it is still the owner's, and no record
+    is kept that the owner was deleted.
+    """
+
 
 default_message_pool.register_message(
     "adaptiveipam.v1", "DeallocatePodIPRequest", DeallocatePodIpRequest
@@ -212,6 +314,11 @@ class PodIp(betterproto2.Message):
     cidr: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
     """
     Canonical CIDR block, "10.240.0.0/20".
+    """
+
+    gateway: "str" = betterproto2.field(100, betterproto2.TYPE_STRING)
+    """
+    Gateway of the range or block, told for what was asked for just now.
     """
 
 

@@ -1,0 +1,179 @@
+"""The writer: one task that turns queued requests into transactions.
+
+A request that is cancelled while it is queued never runs. One that runs is
+waited for, shielded: whoever asked learns what happened to it. Knows no request
+by name; those are `metis.store.store`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+import trio
+
+from metis.clock import StoredClock
+from metis.errors import StoreError, StoreUnavailable
+from metis.store.database import Work
+
+T = TypeVar("T")
+
+GROUP_SIZE = 64
+"""Most requests in one transaction: beyond it a commit costs little per request,
+while the first of the group waits for the work of all the others (about 5 ms)."""
+
+QUEUE_SIZE = 1024
+"""Most requests that wait for the writer; whoever comes later waits to queue.
+
+Ten times what the writer does while a client is patient would be pointless, and
+16 full groups are done in a tenth of a second.
+"""
+
+DRAIN_SECONDS = 5.0
+"""How long a closing store works on what is queued before it refuses the rest."""
+
+
+class DatabaseLike(Protocol):
+    """What the store needs of `metis.store.database.Database`."""
+
+    clock: StoredClock
+
+    async def write(self, group: Sequence[Work[object]]) -> list[object]:
+        """Run requests as one transaction."""
+
+    async def read(self, work: Work[T]) -> T:
+        """Run a request that writes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What the writer has done so far, and what waits for it now."""
+
+    groups: int
+    requests: int
+    queue_depth: int
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[T]):
+    """A change that somebody waits for, from the queue to its answer."""
+
+    work: Work[T]
+    waiting: trio.lowlevel.Task | None = None
+    cancelled: bool = False
+    running: bool = False
+    answered: bool = False
+    answer: object = None
+
+    async def wait(self) -> T:
+        """Wait for the answer; cancellation withdraws the request while it can."""
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            if self.running:
+                return trio.lowlevel.Abort.FAILED
+            self.cancelled = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        if not self.answered:
+            self.waiting = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return cast("T", self.answer)
+
+    def finish(self, answer: object) -> None:
+        """Set the answer, an exception included, and wake whoever waits."""
+        self.answered, self.answer = True, answer
+        if self.waiting is not None:
+            trio.lowlevel.reschedule(self.waiting)
+
+
+class Writer:
+    """A queue of requests, and the task that works it off."""
+
+    def __init__(self, database: DatabaseLike) -> None:
+        self._database = database
+        self._queue, self._requests = trio.open_memory_channel[Request[object]](
+            QUEUE_SIZE
+        )
+        self._drain_until = math.inf
+        self._groups_done = 0
+        self._requests_done = 0
+
+    def statistics(self) -> StoreStatistics:
+        """A snapshot of the work."""
+        return StoreStatistics(
+            self._groups_done,
+            self._requests_done,
+            self._requests.statistics().current_buffer_used,
+        )
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._drain_until < math.inf
+
+    async def write(self, work: Work[T]) -> T:
+        """Queue a request and wait until it is committed.
+
+        Raises:
+          StoreError: nothing was written; or whatever `work` raises.
+        """
+        request = Request(work)
+        try:
+            await self._queue.send(cast("Request[object]", request))
+        except trio.ClosedResourceError:
+            raise closing() from None
+        return await request.wait()
+
+    def close(self) -> None:
+        """Take no more requests; `run` works off those that are queued."""
+        self._drain_until = trio.current_time() + DRAIN_SECONDS
+        self._queue.close()
+
+    async def run(self) -> None:
+        """Write what is queued, group by group, until closed.
+
+        Shielded, because requests that wait for it may be: only closing ends it.
+        """
+        with trio.CancelScope(shield=True):
+            async for first in self._requests:
+                group = self._collect(first)
+                if not group:
+                    continue
+                for request in group:
+                    request.running = True
+                answers = await self._run(group)
+                for request, answer in zip(group, answers, strict=True):
+                    request.finish(answer)
+
+    def _collect(self, first: Request[object]) -> list[Request[object]]:
+        """The queued requests of one group, without the cancelled ones."""
+        group = [first]
+        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+            while len(group) < GROUP_SIZE:
+                group.append(self._requests.receive_nowait())
+        return [request for request in group if not request.cancelled]
+
+    async def _run(self, group: list[Request[object]]) -> list[object]:
+        """The answers of a group, whatever happens to it."""
+        if trio.current_time() >= self._drain_until:
+            return [closing() for _ in group]
+        try:
+            answers = await self._database.write([request.work for request in group])
+        except StoreError as error:
+            # One exception each: several tasks will raise and extend it.
+            return [type(error)(str(error)) for _ in group]
+        except Exception as error:  # a bug, but who waits must not wait for ever
+            return [StoreError(f"nothing was written: {error!r}") for _ in group]
+        self._groups_done += 1
+        self._requests_done += len(group)
+        return answers
+
+
+def closing() -> StoreUnavailable:
+    """The error of a store that takes no more requests."""
+    return StoreUnavailable("the store is closing")
