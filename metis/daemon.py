@@ -97,11 +97,13 @@ class Node:
     Attributes:
       store: what is known.
       engine: the rules.
-      services: both as gRPC serves them.
+      health: what is told about both.
+      services: all of it as gRPC serves it.
     """
 
     store: Store
     engine: Engine
+    health: HealthService
     services: Sequence[ServiceBase]
 
 
@@ -125,16 +127,14 @@ async def open_node(config: DaemonConfig, clock: Clock) -> AsyncIterator[Node]:
         synchronous=config.synchronous,
     ) as store:
         engine = Engine(store)
-        yield Node(
-            store,
-            engine,
-            [
-                AdaptiveIpamService(engine),
-                AdminService(store),
-                NodeService(engine),
-                HealthService(SERVICES),
-            ],
-        )
+        health = HealthService(SERVICES)
+        services = [
+            AdaptiveIpamService(engine),
+            AdminService(store),
+            NodeService(engine),
+            health,
+        ]
+        yield Node(store, engine, health, services)
 
 
 async def _serve(
@@ -147,8 +147,17 @@ async def _serve(
         await background.start(
             spool.keep_applying, config.db_path, node.engine, node.store
         )
+        background.start_soon(_end_watches, node.health)
         addresses = await background.start(
             partial(serve_rpc, node.services, transport, grace=config.shutdown_grace)
         )
         log.info("serving", extra={"address": ", ".join(addresses)})
         task_status.started(Daemon(node.engine, addresses))
+
+
+async def _end_watches(health: HealthService) -> None:
+    """When the daemon is to stop, tell those who watch its health, and let them go."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        health.stop()

@@ -37,12 +37,18 @@ class HealthService(HealthBase):
         self._services = frozenset(services) | {""}
         self._status = SERVING
         self._changed = trio.Event()
+        self._stopping = False
 
     def set_status(self, status: HealthCheckResponseServingStatus) -> None:
         """Change the status and wake every Watch."""
         self._status = status
         self._changed.set()
         self._changed = trio.Event()
+
+    def stop(self) -> None:
+        """Say NOT_SERVING to every Watch and end it, so that a stop need not wait."""
+        self._stopping = True
+        self.set_status(NOT_SERVING)
 
     async def check(self, message: HealthCheckRequest) -> HealthCheckResponse:
         """Answer with the status at this moment.
@@ -61,14 +67,18 @@ class HealthService(HealthBase):
     async def watch(
         self, message: HealthCheckRequest
     ) -> AsyncIterator[HealthCheckResponse]:
-        """Answer with the status now and after every change, without end.
+        """Answer with the status now and after every change, until the server stops.
 
         An unknown service is SERVICE_UNKNOWN and stays so (health.proto).
         """
-        if message.service not in self._services:
-            yield HealthCheckResponse(status=SERVICE_UNKNOWN)
-            await trio.sleep_forever()
+        known = message.service in self._services
+        last = None
         while True:
             changed = self._changed
-            yield HealthCheckResponse(status=self._status)
+            status = self._status if known else SERVICE_UNKNOWN
+            if status is not last:
+                last = status
+                yield HealthCheckResponse(status=status)
+            if self._stopping:
+                return
             await changed.wait()

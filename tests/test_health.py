@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 from grpclib import GRPCError, Status
 
+import metis
 from metis.api.grpc.health.v1 import HealthCheckRequest, HealthStub
 from metis.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthService
+from metis.rpc.channel import Channel
 from tests.serving import serving
 
 
@@ -44,6 +47,44 @@ async def test_watch_tells_the_status_now_and_after_each_change() -> None:
         service.set_status(NOT_SERVING)
     assert seen == [NOT_SERVING]
     await watch.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+@pytest.mark.parametrize("service", ["s", "nope"])
+async def test_a_stop_is_told_to_every_watch_and_ends_it(service: str) -> None:
+    health = HealthService(["s"])
+    seen = []
+
+    async def watch() -> None:
+        request = HealthCheckRequest(service=service)
+        seen.extend([answer.status async for answer in health.watch(request)])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await trio.testing.wait_all_tasks_blocked()
+        health.stop()
+    assert seen == ([SERVING, NOT_SERVING] if service == "s" else [SERVICE_UNKNOWN])
+
+
+async def test_a_watch_does_not_hold_a_stopping_daemon_up(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def watch(channel: Channel, seen: trio.Event) -> None:
+        async for _ in HealthStub(channel).watch(HealthCheckRequest()):
+            seen.set()
+
+    transport = metis.MemoryTransport()
+    config = metis.DaemonConfig(
+        db_path=str(tmp_path / "db.sqlite"), shutdown_grace=1000.0
+    )
+    async with trio.open_nursery() as clients, metis.open_channel(transport) as channel:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(metis.serve, config, transport=transport))
+            seen = trio.Event()
+            clients.start_soon(watch, channel, seen)
+            await seen.wait()
+            before = trio.current_time()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - before < 1000
 
 
 async def test_watch_of_an_unknown_service_says_so_and_waits() -> None:

@@ -75,9 +75,10 @@ def set_up_logging(log_format: str, verbosity: int) -> None:
     logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logging.basicConfig(
-        level=LEVELS[min(verbosity, len(LEVELS) - 1)], handlers=[handler], force=True
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    # Ours alone: at DEBUG, hpack writes a line for every header field.
+    level = LEVELS[min(verbosity, len(LEVELS) - 1)]
+    logging.getLogger("metis").setLevel(level)
 
 
 def _quoted(value: object) -> str:
