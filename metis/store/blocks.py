@@ -87,8 +87,20 @@ def block_of(
     network: str,
     blocks: list[Block],
     wanted: CIDRBlock,
+    *,
+    replacing: bool = False,
 ) -> Block:
     """The block of a range; it is added to the network, and to `blocks`, if new.
+
+    Args:
+      connection: with a transaction begun.
+      now_ms: the stored time.
+      network: name of the network.
+      blocks: those of the network and family.
+      wanted: the range.
+      replacing: whether a new block takes the place of those that it overlaps,
+        once nothing of them is held or cooling: a configuration that names its
+        subnets in full may make one larger or smaller.
 
     Raises:
       InvalidRequest: it overlaps another of the network in part.
@@ -96,6 +108,8 @@ def block_of(
     for block in blocks:
         if block.range is wanted or block.range == wanted:  # as a rule, it is
             return block
+    if replacing:
+        _drop_idle(connection, now_ms, [b for b in blocks if b.range.overlaps(wanted)])
     add_block(connection, now_ms, network, wanted)
     blocks[:] = read_blocks(connection, network, wanted.family)
     return next(block for block in blocks if block.range == wanted)
@@ -123,6 +137,17 @@ def insert_block(
         " VALUES (?, ?, ?, ?, 0, ?, ?, ?, 0)",
         (block.cidr, network, block.family, block.total_ips, READY, now_ms, now_ms),
     )
+
+
+def _drop_idle(connection: apsw.Connection, now_ms: int, blocks: list[Block]) -> None:
+    """Remove those of the blocks of which nobody holds anything and nothing cools."""
+    for block in blocks:
+        connection.execute(
+            "DELETE FROM cidr_blocks WHERE id = ?1 AND NOT EXISTS ("
+            "SELECT 1 FROM ip_addresses WHERE cidr_block_id = ?1"
+            " AND (is_allocated = TRUE AND container_id <> '' OR release_at > ?2))",
+            (block.id, now_ms),
+        )
 
 
 @functools.lru_cache(maxsize=1024)  # as many blocks as a node will ever serve

@@ -179,7 +179,7 @@ def _block_with(
     if want.ranges is not None:
         one = want.ranges.range_for(address)
         one.check_for_pods(address)
-        block = block_of(connection, now_ms, network, blocks, one.block)
+        block = block_of(connection, now_ms, network, blocks, one.block, replacing=True)
         if ready([block]):
             return block
     for block in ready(blocks) if want.ranges is None else ():

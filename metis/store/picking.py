@@ -96,7 +96,7 @@ def pick_of_set(
       InvalidRequest: it overlaps another of the network in part.
     """
     for one in ranges.alternatives:
-        block = block_of(connection, now_ms, network, blocks, one.block)
+        block = block_of(connection, now_ms, network, blocks, one.block, replacing=True)
         if not ready([block]):
             continue
         at = one.gateway_offset

@@ -368,3 +368,30 @@ def test_what_is_new_held_requested_or_sticky_is_assured(
     late = COOLDOWN_MS + 1
     assert assured(connection, late, owner("b"), [wanted], POD) == {0}
     assert assured(connection, late, owner("b"), [wanted]) == frozenset()
+
+
+def test_a_subnet_may_grow_or_shrink_once_nothing_of_it_is_held_or_cooling(
+    connection: apsw.Connection,
+) -> None:
+    small, large = out_of(("10.0.0.0/28",)), out_of(("10.0.0.0/24",))
+    give(connection, owner("a"), small)
+    for now_ms in (0, COOLDOWN_MS - 1):
+        with pytest.raises(InvalidRequest, match=r"overlaps '10\.0\.0\.0/28'"):
+            give(connection, owner("b"), large, now_ms=now_ms)
+        if now_ms == 0:
+            with connection:
+                release(connection, now_ms, owner("a"), COOLDOWN_MS)
+    assert give(connection, owner("b"), large, now_ms=COOLDOWN_MS) == ["10.0.0.2"]
+    check_invariants(connection)
+    blocks = connection.execute("SELECT cidr FROM cidr_blocks").fetchall()
+    assert blocks == [("10.0.0.0/24",)]
+
+
+def test_an_address_by_name_may_be_of_the_subnet_as_it_is_now(
+    connection: apsw.Connection,
+) -> None:
+    give(connection, owner("a"), out_of(("10.0.0.0/28",)))
+    with connection:
+        release(connection, 0, owner("a"), 0)
+    asked = out_of(("10.0.0.0/24",), address="10.0.0.99")
+    assert give(connection, owner("b"), asked, now_ms=1) == ["10.0.0.99"]

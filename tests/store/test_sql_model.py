@@ -406,6 +406,8 @@ class Allocations(RuleBasedStateMachine):
             ready = (block.next_of_all(self.now_ms) for block in blocks if block.ready)
             return next((address for address in ready if address), None)
         for one in want.ranges.alternatives:
+            if all(present.range != one.block for present in blocks):
+                self._drop_idle(blocks, one.block)
             if not self._add(blocks, one.block):
                 raise InvalidRequest
             block = next(block for block in blocks if block.range == one.block)
@@ -461,6 +463,14 @@ class Allocations(RuleBasedStateMachine):
             return False
         blocks.append(ModelBlock(block, self.rows))
         return True
+
+    def _drop_idle(self, blocks: list[ModelBlock], wanted: CIDRBlock) -> None:
+        blocks[:] = [
+            block
+            for block in blocks
+            if not block.range.overlaps(wanted)
+            or not all(address.is_free(self.now_ms) for address in block.addresses)
+        ]
 
     def _rows(self) -> list[tuple[object, ...]]:
         return [
