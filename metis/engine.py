@@ -312,10 +312,7 @@ class Engine:
         """Allocate at once, or in turn when others wait or nothing is free."""
         missing = list(range(len(call.wanted)))
         if self._line_ahead(call, missing) is not None:
-            assured = await self._store.assured(
-                call.owner, call.wanted, call.pod if call.sticky else None
-            )
-            missing = [place for place in missing if place not in assured]
+            missing = await self._missing(call)
         key = self._line_ahead(call, missing)
         if key is None:
             try:
@@ -324,8 +321,17 @@ class Engine:
                 if self._time_of(shortage.next_free_ms) > call.patience_ends:
                     raise
                 key = call.key(shortage.place)
+                if len(missing) > 1:
+                    missing = await self._missing(call)
                 missing = [*{*missing, shortage.place}]
         return await self._allocate_in_turn(call, missing, key)
+
+    async def _missing(self, call: Call) -> list[int]:
+        """The entries that a call needs from the pool (rule 2)."""
+        assured = await self._store.assured(
+            call.owner, call.wanted, call.pod if call.sticky else None
+        )
+        return [place for place in range(len(call.wanted)) if place not in assured]
 
     async def _attempt(self, call: Call) -> tuple[Allocation, ...]:
         served = await _persist(

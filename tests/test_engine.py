@@ -371,6 +371,24 @@ async def test_a_claim_that_lapses_on_the_way_leads_into_the_line(
     assert d.served == [("c0", 5.0), ("c1", 6.0)]
 
 
+async def test_whoever_waits_is_not_held_up_for_a_family_that_it_holds(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        await d.engine.allocate(owner("both"), [want("fd00::/126")], Pod())
+        (four, *_), (six, *_) = (
+            await fill(d, "10.0.0.0/29"),
+            await fill(d, "fd00::/126"),
+        )
+        d.cool(four, 1)
+        d.cool(six, 8)
+        # One after the other, but before either of them stands in a line.
+        d.nursery.start_soon(d.allocate, owner("six"), IPV6)
+        await trio.lowlevel.checkpoint()
+        d.nursery.start_soon(d.allocate, owner("both"), IPV4, IPV6)
+    assert d.served == [("both", 1.0), ("six", 8.0)]
+
+
 async def test_networks_do_not_hold_up_one_another(autojump_clock: MockClock) -> None:
     async with desk() as d:
         for address in await fill(d, "10.0.0.0/26", "full"):

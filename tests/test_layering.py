@@ -75,6 +75,7 @@ LAYERS: dict[str, set[str]] = {
         "store.deletions",
         "store.holdings",
         "store.picking",
+        "store.seeding",
         "store.usage",
     },
     "store.tables": {"errors", "model"},

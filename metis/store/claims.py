@@ -157,11 +157,16 @@ def find_requested(
 
 
 def _may_be_given(block: Block, want: Wanted, address: str) -> bool:
-    """Whether an address of a block is of the ranges that are wanted."""
-    if want.ranges is None:
-        return True
+    """Whether an address of a block is for pods, and of the ranges that are wanted.
+
+    The original gives some that are not, and others may be gateways by now.
+    """
     offset = block.range.offset_of(address)
-    return offset is not None and any(
+    if offset is None:
+        return False
+    if want.ranges is None:
+        return not block.range.is_reserved(offset)
+    return any(
         one.block == block.range and one.contains(offset)
         for one in want.ranges.alternatives
     )

@@ -15,6 +15,7 @@ functions that it runs are those of `metis.store.sql`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -161,7 +162,9 @@ def connect(path: str, clock: Clock, cooldown_ms: int, synchronous: str) -> Data
     _make_file(path)
     # The last connection to close folds what a crash left in the WAL into the
     # file, which a database that is not ours must be spared.
-    left_wal = os.path.exists(f"{path}-wal") and os.path.getsize(f"{path}-wal") > 0
+    left_wal = False
+    with contextlib.suppress(OSError):  # as a rule, there is none
+        left_wal = os.path.getsize(f"{path}-wal") > 0
     connections: list[apsw.Connection] = []
     try:
         writer = _connect(path, apsw.SQLITE_OPEN_READWRITE)

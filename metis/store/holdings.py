@@ -86,10 +86,15 @@ def give(
 def renew(
     connection: apsw.Connection, now_ms: int, row: Held, allocation_id: str
 ) -> Allocation:
-    """Let the last call that asked for it be the one that may give it back."""
+    """Let the last call that asked for it be the one that may give it back.
+
+    It counts as allocated now, so that nothing which was known before this call
+    (a list for garbage collection, a DEL that was kept) takes it from its caller.
+    """
     connection.execute(
-        "UPDATE ip_addresses SET allocation_id = ?, updated_at = ? WHERE id = ?",
-        (allocation_id, now_ms, row.row_id),
+        "UPDATE ip_addresses SET allocated_at = ?, allocation_id = ?, updated_at = ?"
+        " WHERE id = ?",
+        (now_ms, allocation_id, now_ms, row.row_id),
     )
     return replace(row.allocation, allocation_id=allocation_id)
 

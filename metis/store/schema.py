@@ -85,8 +85,9 @@ def prepare(
     """Make what the database lacks, and fix this boot's clock.
 
     To be called inside a write transaction, so that of many processes one does
-    it. After a boot no cooldown lasts longer than the configured one: nobody
-    knows how long the machine was off, or what its wall clock said before.
+    it. After a boot no cooldown lasts longer than the configured one, and nothing
+    was allocated in the future: nobody knows how long the machine was off, or what
+    its wall clock said before.
 
     Args:
       connection: open, with a write transaction begun.
@@ -114,10 +115,21 @@ def prepare(
     connection.execute("DELETE FROM metis_boot")
     connection.execute("DELETE FROM metis_deleted_owners")  # of a former boot
     connection.execute("INSERT INTO metis_boot VALUES (?, ?)", (boot_id, offset_ms))
+    connection.execute(  # first: a note counts while it says what its row says
+        "UPDATE metis_former_owners SET release_at = ?1 WHERE release_at > ?1"
+        " AND release_at IS"
+        " (SELECT release_at FROM ip_addresses WHERE id = address_id)",
+        (walltime_ms + cooldown_ms,),
+    )
     connection.execute(
         "UPDATE ip_addresses SET release_at = ?1, updated_at = ?2 "
         "WHERE is_allocated = FALSE AND release_at > ?1",
         (walltime_ms + cooldown_ms, walltime_ms),
+    )
+    connection.execute(
+        "UPDATE ip_addresses SET allocated_at = ?1, updated_at = ?2 "
+        "WHERE is_allocated = TRUE AND allocated_at > ?2",
+        (offset_ms, walltime_ms),
     )
     return offset_ms
 

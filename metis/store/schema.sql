@@ -53,7 +53,7 @@ CREATE TABLE ip_addresses (
   -- End of the cooldown of a released address; NULL when it was never used, and
   -- while it is allocated.
   release_at INTEGER,
-  -- When the owner got it; NULL while nobody has it.
+  -- When the owner got it, or asked for it again last; NULL while nobody has it.
   allocated_at INTEGER,
   updated_at INTEGER DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER)),
   -- Ours. Names the call that gave the address or found it held last; no two

@@ -216,6 +216,20 @@ def frontier(
     return high
 
 
+def keep_frontier(
+    connection: apsw.Connection, now_ms: int, block_id: int, block: CIDRBlock
+) -> None:
+    """Note how far a block of the original has rows, before it gets one ahead.
+
+    Afterwards its rows have gaps, and the end could not be found any more.
+    """
+    connection.execute(
+        "UPDATE cidr_blocks SET seeded_ips = ?, updated_at = ?"
+        " WHERE id = ? AND seeded_ips IS NULL",
+        (frontier(connection, block_id, block, None), now_ms, block_id),
+    )
+
+
 def reserve(
     connection: apsw.Connection, now_ms: int, block_id: int, address: str
 ) -> None:

@@ -27,7 +27,7 @@ import apsw
 from metis.errors import InvalidRequest, PoolExhausted
 from metis.model import Allocation, Owner, Pod, Wanted
 from metis.ranges import check_disjoint
-from metis.store import claims, deletions
+from metis.store import claims, deletions, seeding
 from metis.store.blocks import Block, block_of, read_blocks
 from metis.store.holdings import Held, give, held_rows, renew, take_back
 from metis.store.picking import Picked, pick, pick_of_set
@@ -215,6 +215,11 @@ def _blocks_for(
     blocks = read_blocks(connection, network, want.family)
     if want.block is not None:
         block_of(connection, now_ms, network, blocks, want.block)
+    unknown = [block for block in blocks if block.seeded_ips is None]
+    if unknown and (want.address or want.ranges):  # which may get rows ahead
+        for block in unknown:
+            seeding.keep_frontier(connection, now_ms, block.id, block.range)
+        blocks = read_blocks(connection, network, want.family)
     return blocks
 
 

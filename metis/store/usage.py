@@ -5,6 +5,7 @@ Pure: synchronous functions of a connection, inside the caller's transaction.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import apsw
@@ -28,11 +29,11 @@ _FREE_ROWS = (
 )
 
 _FREE = (
-    "SELECT max(coalesce(release_at, 0), ?) FROM ip_addresses"
+    "SELECT max(coalesce(release_at, 0), ?), address FROM ip_addresses"
     " WHERE cidr_block_id = ? AND is_allocated = FALSE"
 )
-_FREE_ENDS = _FREE + " ORDER BY release_at, id LIMIT ?"
-_FREE_ENDS_OF_WINDOW = _FREE + _IN_WINDOW + " ORDER BY release_at, sort_key LIMIT ?"
+_FREE_ENDS = _FREE + " ORDER BY release_at, id"
+_FREE_ENDS_OF_WINDOW = _FREE + _IN_WINDOW + " ORDER BY release_at, sort_key"
 
 
 def usage(
@@ -142,7 +143,7 @@ def _whole_ends(
     reserved: Sequence[int],
 ) -> list[int]:
     """When the first `position` free addresses of a whole block are free."""
-    ends = _free_ends(connection, now_ms, block, position)
+    ends = _free_ends(connection, now_ms, block, position, reserved)
     start = seeding.frontier(connection, block.id, block.range, block.seeded_ips)
     if start >= block.range.size:
         return ends
@@ -179,7 +180,7 @@ def _range_ends(
     ends = []
     for first, last in one.windows:
         keys = one.block.address_at(first), one.block.address_at(last)
-        ends += _free_ends(connection, now_ms, block, position, *keys)
+        ends += _free_ends(connection, now_ms, block, position, (), *keys)
         seeded = seeding.window_frontier(connection, block.id, *keys)
         ends += [now_ms] * min(last - first + 1 - seeded, position)
     return ends
@@ -190,14 +191,23 @@ def _free_ends(
     now_ms: int,
     block: Block,
     position: int,
+    reserved: Sequence[int],
     *window: str,
 ) -> list[int]:
-    """When the first `position` rows of a block, or a window of it, are free."""
+    """When the first `position` rows of a block, or a window of it, are free.
+
+    The original leaves rows free that no pod gets: reserved or outside the block.
+    """
     rows = connection.execute(
         _FREE_ENDS_OF_WINDOW if window else _FREE_ENDS,
-        (now_ms, block.id, *map(seeding.key_of, window), position),
+        (now_ms, block.id, *map(seeding.key_of, window)),
     )
-    return [end for (end,) in rows]
+    ends = (
+        end
+        for end, address in rows
+        if block.range.offset_of(address) not in (None, *reserved)
+    )
+    return list(itertools.islice(ends, position))
 
 
 def _parts(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,16 @@ import pytest
 from tests.e2e import isolation
 from tests.e2e.daemon import METIS, Daemon
 from tests.e2e.image import BUSYBOX, write_image
-from tests.e2e.network import output
+from tests.e2e.ipam import Config
+from tests.e2e.network import named_netns, output
 from tests.e2e.requirements import PLUGINS, require, unmet
+from tests.e2e.runtimes.libcni import (
+    GOPATH,
+    Attachment,
+    Libcni,
+    MakeLibcni,
+    build_driver,
+)
 from tests.e2e.traces import remove_bridges, traces
 from tests.e2e.waiting import until
 
@@ -77,3 +87,39 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     write_image(archive)
     return archive
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Go program around libcni, built once."""
+    require("golang-go", "go")
+    require(
+        "golang-github-appc-cni-dev",
+        GOPATH / "src/github.com/containernetworking/cni/libcni",
+    )
+    return build_driver(tmp_path_factory.mktemp("go"))
+
+
+@pytest.fixture
+def libcni(driver: Path, plugin_directory: Path, tmp_path: Path) -> MakeLibcni:
+    """Makes libcni with a network list, and has it validate the list."""
+
+    def make(network: Config) -> Libcni:
+        config_path = tmp_path / f"{network['name']}.conflist"
+        config_path.write_text(json.dumps(network))
+        libcni = Libcni(driver, config_path, plugin_directory, tmp_path / "cache")
+        libcni.validate()
+        return libcni
+
+    return make
+
+
+@pytest.fixture
+def pods() -> Iterator[tuple[Attachment, Attachment]]:
+    """Two containers with a network namespace each."""
+    with ExitStack() as stack:
+        first, second = (
+            Attachment(name, stack.enter_context(named_netns(name)))
+            for name in ("one", "two")
+        )
+        yield first, second

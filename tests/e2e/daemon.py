@@ -30,12 +30,14 @@ class Daemon:
     """One daemon on one database; it may be started again and again.
 
     Attributes:
+      cooldown: how long a released address rests.
       socket_path: its Unix socket.
       db_path: its database.
       log_path: what it says on stderr, all runs together.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cooldown: str = COOLDOWN) -> None:
+        self.cooldown = cooldown
         self.socket_path = directory / "metis.sock"
         self.db_path = directory / "metis.sqlite"
         self.log_path = directory / "metis.log"
@@ -57,7 +59,7 @@ class Daemon:
             notifications.bind(str(self._notify_path))
             self._process = subprocess.Popen(
                 [
-                    *(METIS, "daemon", "--release-cooldown", COOLDOWN),
+                    *(METIS, "daemon", "--release-cooldown", self.cooldown),
                     *("--db-path", self.db_path, "--socket-path", self.socket_path),
                 ],
                 env={**os.environ, "NOTIFY_SOCKET": str(self._notify_path)},

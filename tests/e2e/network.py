@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,28 @@ def output(*command: str, environment: Mapping[str, str] | None = None) -> str:
     Raises:
       AssertionError: it failed; the message has all that it said.
     """
-    done = subprocess.run(
+    done = _run(command, environment)
+    assert done.returncode == 0, (
+        f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    )
+    return done.stdout
+
+
+def failure(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command says that must fail; the arguments are those of `output`.
+
+    Raises:
+      AssertionError: it succeeded.
+    """
+    done = _run(command, environment)
+    assert done.returncode, f"{command} succeeded: {done.stdout}{done.stderr}"
+    return done.stderr
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -36,10 +57,6 @@ def output(*command: str, environment: Mapping[str, str] | None = None) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, (
-        f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
-    )
-    return done.stdout
 
 
 def interfaces() -> set[str]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-from collections.abc import Sequence
-from ipaddress import ip_address, ip_interface, ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e import ledger
 from tests.e2e.daemon import Daemon
-from tests.e2e.ipam import Config, metis_ipam
+from tests.e2e.ipam import metis_ipam
 from tests.e2e.network import output
+from tests.e2e.plugin import Plugin, added, delegate
 
 SUBNET = "10.105.0.0/22"
 
@@ -23,65 +20,6 @@ MANY = 200
 """Plugins at once: a node that starts anew with all its pods, without a daemon."""
 
 CONTENT = b"x" * 4096
-
-
-class Plugin:
-    """The plugin as a runtime starts it, on the files of a daemon."""
-
-    def __init__(self, program: Path, daemon: Daemon, log: Path) -> None:
-        self._program = program
-        section = metis_ipam(daemon, log, SUBNET)
-        section["dbPath"] = str(daemon.db_path)
-        self._config: Config = {
-            "cniVersion": "1.0.0",
-            "name": "pods",
-            "type": "ptp",
-            "ipam": section,
-        }
-
-    def start(self, command: str, container: str) -> subprocess.Popen[bytes]:
-        """Start one call."""
-        process = subprocess.Popen(
-            [self._program],
-            env={
-                "CNI_COMMAND": command,
-                "CNI_CONTAINERID": container,
-                "CNI_NETNS": "/run/netns/absent",
-                "CNI_IFNAME": "eth0",
-                "CNI_PATH": str(self._program.parent),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(self._config).encode())
-        process.stdin.close()
-        process.stdin = None
-        return process
-
-    def call(self, command: str, container: str) -> Any:
-        """One call; what it printed, which is an error if it failed."""
-        return finished(self.start(command, container))
-
-    def add_many(self, names: Sequence[str]) -> dict[str, str]:
-        """ADDs at once; addresses by container."""
-        processes = [self.start("ADD", name) for name in names]
-        return dict(zip(names, map(added, processes), strict=True))
-
-
-def finished(process: subprocess.Popen[bytes]) -> Any:
-    stdout, stderr = process.communicate()
-    answer = json.loads(stdout) if stdout else {}
-    assert (process.returncode == 0) == ("code" not in answer), (answer, stderr)
-    return answer
-
-
-def added(process: subprocess.Popen[bytes]) -> str:
-    """The address that an ADD was given, which it must be."""
-    answer = finished(process)
-    assert "ips" in answer, answer
-    return str(ip_interface(answer["ips"][0]["address"]).ip)
 
 
 @pytest.fixture
@@ -92,7 +30,13 @@ def absent(node: None, tmp_path: Path) -> Daemon:
 
 @pytest.fixture
 def plugin(absent: Daemon, plugin_directory: Path, tmp_path: Path) -> Plugin:
-    return Plugin(plugin_directory / "metis", absent, tmp_path / "cni.log")
+    return on_its_files(absent, plugin_directory, tmp_path / "cni.log")
+
+
+def on_its_files(absent: Daemon, plugin_directory: Path, log: Path) -> Plugin:
+    """The plugin, which can do without the daemon."""
+    config = delegate(metis_ipam(absent, log, SUBNET) | {"dbPath": str(absent.db_path)})
+    return Plugin(plugin_directory / "metis", config)
 
 
 def check(daemon: Daemon, given: dict[str, str]) -> None:
@@ -159,7 +103,7 @@ def test_a_full_disk_loses_no_del(
     output("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
     try:
         absent.db_path = disk / "metis.sqlite"
-        plugin = Plugin(plugin_directory / "metis", absent, tmp_path / "cni.log")
+        plugin = on_its_files(absent, plugin_directory, tmp_path / "cni.log")
         plugin.call("ADD", "c1")
         fill(disk / "filler")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
@@ -14,15 +11,8 @@ from tests.e2e import ledger
 from tests.e2e.daemon import Daemon
 from tests.e2e.ipam import Config, conflist, metis_ipam
 from tests.e2e.ledger import Holding
-from tests.e2e.network import addresses_in, named_netns, ping
-from tests.e2e.requirements import require
-from tests.e2e.runtimes.libcni import (
-    GOPATH,
-    Attachment,
-    CNIError,
-    Libcni,
-    build_driver,
-)
+from tests.e2e.network import addresses_in, ping
+from tests.e2e.runtimes.libcni import Attachment, CNIError, Libcni, MakeLibcni
 
 SUBNET, SUBNET6 = "10.101.0.0/24", "fd00:101::/64"
 NETWORK = "pods"
@@ -32,44 +22,6 @@ VERSIONS = ["0.4.0", "1.0.0"]
 # A plugin after the interface plugin, as conflists have it: DEL and CHECK then
 # come with the result of the whole chain, not with metis' own.
 CHAINED = {"type": "tuning", "sysctl": {"net.ipv4.conf.eth0.log_martians": "1"}}
-
-MakeLibcni = Callable[[Config], Libcni]
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Go program around libcni, built once."""
-    require("golang-go", "go")
-    require(
-        "golang-github-appc-cni-dev",
-        GOPATH / "src/github.com/containernetworking/cni/libcni",
-    )
-    return build_driver(tmp_path_factory.mktemp("go"))
-
-
-@pytest.fixture
-def libcni(driver: Path, plugin_directory: Path, tmp_path: Path) -> MakeLibcni:
-    """Makes libcni with a network list, and has it validate the list."""
-
-    def make(network: Config) -> Libcni:
-        config_path = tmp_path / f"{network['name']}.conflist"
-        config_path.write_text(json.dumps(network))
-        libcni = Libcni(driver, config_path, plugin_directory, tmp_path / "cache")
-        libcni.validate()
-        return libcni
-
-    return make
-
-
-@pytest.fixture
-def pods() -> Iterator[tuple[Attachment, Attachment]]:
-    """Two containers with a network namespace each."""
-    with ExitStack() as stack:
-        first, second = (
-            Attachment(name, stack.enter_context(named_netns(name)))
-            for name in ("one", "two")
-        )
-        yield first, second
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -214,6 +214,18 @@ async def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
     assert path.stat().st_size > 0
 
 
+async def test_a_log_that_another_process_folds_back_meanwhile_hinders_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes the database last removes the log, at any moment."""
+
+    def seen(path: str) -> bool:
+        return path.endswith("-wal") or os.path.lexists(path)
+
+    monkeypatch.setattr(os.path, "exists", seen)
+    await (await opened(tmp_path / "metis.sqlite")).aclose()
+
+
 async def test_a_directory_in_its_place_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="not a regular file"):
         await opened(tmp_path)

@@ -80,6 +80,14 @@ def test_what_was_allocated_since_is_looked_at_again(
     assert len(held(connection, owner("b"))) == 2
 
 
+def test_what_was_asked_for_again_since_stays(connection: apsw.Connection) -> None:
+    with connection:
+        allocate(connection, 25, owner("b"), [want("10.0.0.0/24")], Pod())
+        got = collect(connection, 30, [owner("b")], 24, 1_000)
+    assert [one.address for _, one in got] == ["fd00::4"]
+    assert [one.address for one in held(connection, owner("b"))] == ["10.0.0.4"]
+
+
 def test_owners_of_the_original_are_as_old_as_can_be() -> None:
     connection = memory_connection()
     block = original.add_block(connection, "10.0.0.0/29", reserves=True)

@@ -11,6 +11,7 @@ import pytest
 
 from metis.errors import InvalidRequest, PoolExhausted
 from metis.model import Family, Owner, Pod, Wanted
+from metis.ranges import AddressRange, AddressSet
 from metis.store import schema, seeding
 from metis.store.sql import allocate, held, release
 from metis.store.store import open_store
@@ -143,6 +144,49 @@ def test_a_gateway_that_a_pod_of_its_holds_stays_with_the_pod() -> None:
     assert "fd00::1" not in {
         give(connection, owner(f"d{n}"), IPV6)[0] for n in range(70)
     }
+
+
+def test_a_gateway_that_it_gave_does_not_come_back_to_its_pod() -> None:
+    connection = apsw.Connection(":memory:")
+    original.create(connection)
+    block = original.add_block(connection, "10.0.0.0/29")
+    original.own(connection, block, "10.0.0.1", "c1")
+    adopt(connection)
+    with connection:
+        release(connection, START_MS, owner("c1"), COOLDOWN_MS)
+    assert give(connection, owner("c1"), IPV4) == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        Wanted(Family.IPV6, address="fd00::7f"),
+        Wanted.out_of(
+            AddressSet((AddressRange.parse("fd00::/120", "fd00::7f", "fd00::8f"),))
+        ),
+        Wanted.out_of(
+            AddressSet((AddressRange.parse("fd00::/120", gateway="fd00::7f"),))
+        ),
+    ],
+    ids=["requested", "range", "gateway"],
+)
+def test_rows_ahead_of_those_that_it_seeded_lose_no_address(ahead: Wanted) -> None:
+    connection = adopted("fd00::/120")  # of which it seeds a quarter
+    got = {*give(connection, owner("first"), ahead), *give_all(connection, IPV6)}
+    got.add("fd00::7f")  # nobody's where it is the gateway
+    assert got >= {f"fd00::{number:x}" for number in range(2, 256)}
+
+
+@pytest.mark.parametrize(
+    ("cidr", "wanted"), [("10.0.0.0/30", IPV4), ("fd00::/126", IPV6)]
+)
+def test_what_it_left_free_though_no_pod_gets_it_does_not_count_as_free(
+    cidr: str, wanted: Wanted
+) -> None:
+    connection = adopted(cidr)
+    give_all(connection, wanted)
+    found = usage(connection, START_MS, "default", wanted.family)
+    assert found.next_free_ms is None
 
 
 def test_a_small_ipv6_block_gives_no_address_outside_it() -> None:

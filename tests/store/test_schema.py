@@ -6,8 +6,9 @@ import apsw
 import pytest
 
 from metis.errors import StoreIncompatible
-from metis.store import schema
-from tests.store.databases import START_MS, memory_connection
+from metis.model import Pod
+from metis.store import schema, sql
+from tests.store.databases import START_MS, memory_connection, owner, want
 
 COOLDOWN_MS = 60_000
 
@@ -214,6 +215,46 @@ def test_after_a_boot_no_cooldown_is_longer_than_the_configured_one(
     assert connection.execute(query).fetchall() == [(release_at,)]
     prepare(connection, boot_id="boot-2")
     assert connection.execute(query).fetchall() == [(expected,)]
+
+
+@pytest.mark.parametrize(
+    ("allocated_at", "expected"),
+    [
+        (None, None),
+        (START_MS, START_MS),
+        (START_MS + 1, START_MS - 9_000),
+    ],
+)
+def test_after_a_boot_with_a_clock_set_back_nothing_was_allocated_in_the_future(
+    allocated_at: int | None, expected: int | None
+) -> None:
+    connection = memory_connection()
+    with connection:
+        sql.allocate(connection, 0, owner("a"), [want("10.0.0.0/24")], Pod())
+    connection.execute(
+        "UPDATE ip_addresses SET allocated_at = ? WHERE container_id = 'a'",
+        (allocated_at,),
+    )
+    query = "SELECT allocated_at FROM ip_addresses WHERE container_id = 'a'"
+    prepare(connection, boottime_ms=9_000)  # the same boot
+    assert connection.execute(query).fetchall() == [(allocated_at,)]
+    prepare(connection, boot_id="boot-2", boottime_ms=9_000)
+    assert connection.execute(query).fetchall() == [(expected,)]
+
+
+def test_after_a_boot_with_a_clock_set_back_claims_still_count() -> None:
+    connection = memory_connection()
+    later = START_MS + 86_400_000
+    pod = Pod("web-0", "shop")
+    with connection:
+        sql.allocate(connection, later, owner("a"), [want("10.0.0.0/24")], pod)
+        before = sql.release(connection, later, owner("a"), COOLDOWN_MS)
+    prepare(connection, boot_id="boot-2")
+    with connection:
+        got = sql.allocate(
+            connection, later, owner("b"), [want("10.0.0.0/24")], pod, sticky=True
+        )
+    assert got == before
 
 
 def test_a_database_of_an_earlier_metis_gets_the_columns_that_it_lacks() -> None:

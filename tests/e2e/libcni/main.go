@@ -1,22 +1,26 @@
 // Command libcni-driver carries out one CNI verb on a network list through
 // libcni, the library that containerd and podman use, and prints the result.
 //
-//	libcni-driver -conf F -path DIR[:DIR] -cache DIR -id ID [-netns P] [-ifname N] VERB
+//	libcni-driver -conf F -path DIR[:DIR] -cache DIR -id ID [-netns P] [-ifname N]
+//	              [-ip A] [-capabilities JSON] VERB
 //
 // VERB is VALIDATE, ADD, CHECK or DEL. What libcni answers goes to stdout as
 // JSON, the result of an ADD in the version of the list; an error goes to
-// stdout as {"error": text} with exit status 1.
+// stdout as {"error": text} with exit status 1, and with the code and the msg of
+// the plugin's error object where libcni has kept them.
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 )
 
 func run() (interface{}, error) {
@@ -27,6 +31,8 @@ func run() (interface{}, error) {
 	netns := flag.String("netns", "", "file of the network namespace")
 	ifname := flag.String("ifname", "eth0", "interface in the namespace")
 	pod := flag.String("pod", "", "pod name")
+	ip := flag.String("ip", "", "address to ask for in CNI_ARGS")
+	capabilities := flag.String("capabilities", "{}", "arguments by capability")
 	flag.Parse()
 
 	list, err := libcni.ConfListFromFile(*conf)
@@ -41,6 +47,12 @@ func run() (interface{}, error) {
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "e2e"}, {"K8S_POD_NAME", *pod},
 		},
+	}
+	if *ip != "" {
+		rt.Args = append(rt.Args, [2]string{"IP", *ip})
+	}
+	if err := json.Unmarshal([]byte(*capabilities), &rt.CapabilityArgs); err != nil {
+		return nil, err
 	}
 	switch verb := flag.Arg(0); verb {
 	case "VALIDATE":
@@ -59,7 +71,12 @@ func run() (interface{}, error) {
 func main() {
 	answer, err := run()
 	if err != nil {
-		answer = map[string]string{"error": err.Error()}
+		told := map[string]interface{}{"error": err.Error()}
+		var object *types.Error
+		if errors.As(err, &object) {
+			told["code"], told["msg"] = object.Code, object.Msg
+		}
+		answer = told
 	}
 	json.NewEncoder(os.Stdout).Encode(answer)
 	if err != nil {

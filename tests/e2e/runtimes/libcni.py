@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.ipam import Config
 from tests.e2e.network import output
 
 GOPATH = Path("/usr/share/gocode")
@@ -18,7 +20,17 @@ SOURCE = Path(__file__).parents[1] / "libcni" / "main.go"
 
 
 class CNIError(Exception):
-    """libcni answered with an error; the text is libcni's."""
+    """libcni answered with an error; the text is libcni's.
+
+    Attributes:
+      code: of the error object of the plugin, or 0 when libcni had none.
+      message: its msg, or empty.
+    """
+
+    def __init__(self, text: str, code: int, message: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.message = message
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,20 @@ class Libcni:
     plugin_directory: Path
     cache: Path
 
-    def add(self, attachment: Attachment) -> dict[str, Any]:
-        """ADD through the whole list; returns the last plugin's result."""
-        result: dict[str, Any] = self._call("ADD", attachment)
+    def add(
+        self, attachment: Attachment, *, ip: str = "", ips: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """ADD through the whole list; returns the last plugin's result.
+
+        Args:
+          attachment: who gets an interface.
+          ip: an address to ask for in CNI_ARGS.
+          ips: addresses to ask for by the capability of that name, which a plugin
+            of the list must have.
+        """
+        capabilities = json.dumps({"ips": ips} if ips else {})
+        asked = ("-ip", ip, "-capabilities", capabilities)
+        result: dict[str, Any] = self._call("ADD", attachment, *asked)
         return result
 
     def check(self, attachment: Attachment) -> None:
@@ -63,8 +86,9 @@ class Libcni:
         """Ask every plugin of the list whether it speaks the list's version."""
         self._run("VALIDATE")
 
-    def _call(self, verb: str, attachment: Attachment) -> Any:
+    def _call(self, verb: str, attachment: Attachment, *options: str) -> Any:
         return self._run(
+            *options,
             *("-id", attachment.container_id, "-netns", str(attachment.netns)),
             *("-ifname", attachment.interface_name),
             *("-pod", f"pod-{attachment.container_id}", verb),
@@ -83,8 +107,14 @@ class Libcni:
         )
         answer = json.loads(done.stdout)
         if done.returncode:
-            raise CNIError(answer["error"])
+            raise CNIError(
+                answer["error"], answer.get("code", 0), answer.get("msg", "")
+            )
         return answer
+
+
+MakeLibcni = Callable[[Config], Libcni]
+"""From a network list, which every plugin of it must accept."""
 
 
 def build_driver(directory: Path) -> Path:

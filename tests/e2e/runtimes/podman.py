@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.ipam import Config
-from tests.e2e.network import output
+from tests.e2e.network import failure, output
 
 # crun refuses hybrid control groups; without limits of its own podman asks for
 # more than a container inside a container may have; the journal is the
@@ -75,17 +75,38 @@ class Podman:
         """Run a podman command that must succeed; returns what it prints."""
         return output(*self._command, *arguments, environment=self._environment)
 
-    def run(self, name: str, image: str) -> str:
-        """Start a container on the network and leave it running; returns its id."""
-        return self(
-            *("run", "--detach", "--name", name, "--network", self._network, image)
-        ).strip()
+    def run(self, name: str, image: str, *options: str) -> str:
+        """Start a container on the network and leave it running.
+
+        Args:
+          name: of the container.
+          image: of the container.
+          options: more of them for `podman run`.
+
+        Returns:
+          The container's id.
+        """
+        return self(*self._to_run(name, image, options)).strip()
+
+    def refused(self, name: str, image: str, *options: str) -> str:
+        """Have podman fail to start a container; returns what it says."""
+        return failure(
+            *self._command,
+            *self._to_run(name, image, options),
+            environment=self._environment,
+        )
 
     def addresses(self, name: str) -> set[str]:
         """The container's addresses as podman knows them."""
         [container] = json.loads(self("inspect", "--type", "container", name))
         seen: dict[str, Any] = container["NetworkSettings"]["Networks"][self._network]
         return {seen["IPAddress"], seen["GlobalIPv6Address"]} - {""}
+
+    def _to_run(
+        self, name: str, image: str, options: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        run = ("run", "--detach", "--name", name, "--network", self._network)
+        return (*run, *options, image)
 
     def close(self) -> None:
         """Remove every container that is left, and unmount the storage."""
