@@ -30,6 +30,10 @@ _UNIT_SECONDS = {
     "h": 3600.0,
 }
 
+LONGEST_DURATION = float(2**63 // 10**9)
+"""Seconds of the longest duration that Go has, 292 years. A longer one would not
+fit the stored times either."""
+
 
 def parse_duration(text: str) -> float:
     """Read a duration in Go's syntax, as the original's flags take it.
@@ -42,7 +46,7 @@ def parse_duration(text: str) -> float:
       Seconds.
 
     Raises:
-      InvalidRequest: not a duration, or a negative one.
+      InvalidRequest: not a duration, a negative one, or one that is too long.
     """
     if text == "0":
         return 0.0
@@ -56,6 +60,11 @@ def parse_duration(text: str) -> float:
         raise InvalidRequest(
             f"{text!r} is not a duration: write numbers with a unit "
             "(ns, us, ms, s, m, h), for example '1m', '500ms' or '1h30m'"
+        )
+    if seconds > LONGEST_DURATION:
+        raise InvalidRequest(
+            f"{text!r} is too long for a duration: "
+            f"the longest is '{LONGEST_DURATION // 3600:.0f}h'"
         )
     return seconds
 
@@ -105,9 +114,10 @@ class DaemonConfig:
             "shutdown_grace",
         ):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value <= LONGEST_DURATION:
                 raise InvalidRequest(
-                    f"{name} is {value!r}: it must be a number of seconds from 0 up"
+                    f"{name} is {value!r}: it must be a number of seconds from 0 up "
+                    f"to {LONGEST_DURATION:.0f}"
                 )
         if self.synchronous not in SYNCHRONOUS_LEVELS:
             raise InvalidRequest(

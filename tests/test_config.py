@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metis.config import SYNCHRONOUS_LEVELS, DaemonConfig, parse_duration
+from metis.config import (
+    LONGEST_DURATION,
+    SYNCHRONOUS_LEVELS,
+    DaemonConfig,
+    parse_duration,
+)
 from metis.errors import InvalidRequest
 
 
@@ -61,6 +66,12 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     assert "'1h30m'" in str(caught.value)
 
 
+def test_a_duration_is_no_longer_than_go_s_longest() -> None:
+    assert parse_duration("2562047h") <= LONGEST_DURATION
+    with pytest.raises(InvalidRequest, match=r"'2562048h' is too long .* '2562047h'"):
+        parse_duration("2562048h")
+
+
 @given(
     st.lists(
         st.tuples(
@@ -85,7 +96,7 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
         seconds = parse_duration(text)
     except InvalidRequest:
         return
-    assert 0 <= seconds < math.inf
+    assert 0 <= seconds <= LONGEST_DURATION
 
 
 def test_the_defaults_are_those_of_the_original() -> None:
@@ -122,7 +133,7 @@ def test_a_path_must_be_one(name: str, path: str) -> None:
         "shutdown_grace",
     ],
 )
-@pytest.mark.parametrize("seconds", [-0.001, math.inf, math.nan])
+@pytest.mark.parametrize("seconds", [-0.001, 1e10, math.inf, math.nan])
 def test_a_time_must_be_a_number_of_seconds(name: str, seconds: float) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is .* seconds from 0 up"):
         DaemonConfig(**{name: seconds})  # type: ignore[arg-type]  # as above

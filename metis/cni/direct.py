@@ -30,16 +30,22 @@ from metis.store.store import Store
 
 @asynccontextmanager
 async def open_direct(
-    db_path: str, release_cooldown: float, clock: Clock | None = None
+    db_path: str,
+    release_cooldown: float,
+    clock: Clock | None = None,
+    *,
+    apply_kept: bool = True,
 ) -> AsyncIterator[Channel]:
     """A channel to the node's database, which is made when it does not exist.
 
-    DELs that were kept (`metis.cni.spool`) are applied first.
+    DELs that were kept (`metis.cni.spool`) are applied first, which may have to
+    wait for the write lock.
 
     Args:
       db_path: the database, as the daemon's.
       release_cooldown: rest of a released address, in seconds.
       clock: where raw time comes from; by default the kernel.
+      apply_kept: False for whoever may not wait and asks about no owner.
 
     Raises:
       StoreBusy: another process is at the database; worth a retry.
@@ -49,7 +55,8 @@ async def open_direct(
     failure: Exception | None = None
     async with open_node(config, clock or SystemClock()) as node:
         try:
-            await _apply_spool(db_path, node.engine, node.store)
+            if apply_kept:
+                await _apply_spool(db_path, node.engine, node.store)
             transport = MemoryTransport()
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(serve, node.services, transport, grace=0))

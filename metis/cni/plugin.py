@@ -181,7 +181,12 @@ def _perform(
 def _open_direct(request: Request) -> AbstractAsyncContextManager[Channel]:
     from metis.cni.direct import open_direct
 
-    return open_direct(request.db_path, request.release_cooldown)
+    return open_direct(
+        request.db_path,
+        request.release_cooldown,
+        # Runtimes poll STATUS, which never waits for the write lock.
+        apply_kept=request.env.command != "STATUS",
+    )
 
 
 def _read_origin() -> Origin:

@@ -36,7 +36,7 @@ import trio
 
 from metis.clock import Clock, SystemClock
 from metis.engine import Engine
-from metis.errors import InvalidRequest, StoreError
+from metis.errors import InvalidRequest, StoreBusy, StoreError
 from metis.model import Owner
 from metis.store.store import Store
 
@@ -59,6 +59,10 @@ does not exist is one failing call, and what waits there holds nobody up."""
 
 LOCK_PAUSE = 0.02
 """Seconds between two tries to lock: the holder applies a few entries."""
+
+LOCK_SECONDS = 4.0
+"""How long the lock is waited for, in seconds. A holder that was stopped keeps it,
+and must hold up neither a daemon that starts nor a call longer than it lasts."""
 
 ABANDONED_SECONDS = 3600.0
 """Age at which a temporary file is nobody's any more; writing one takes
@@ -103,8 +107,10 @@ class Entry:
         it got later.
         """
         clock = store.clock
-        same_boot = self.boot_id == clock.clock.boot_id()
-        return clock.offset_ms + (self.boottime_ms if same_boot else 0)
+        if self.boot_id != clock.clock.boot_id():
+            return clock.offset_ms
+        # Never after now, which would refuse the owner everything until then.
+        return min(clock.offset_ms + self.boottime_ms, clock.now_ms())
 
 
 def keep(db_path: str, owner: Owner, clock: Clock | None = None) -> None:
@@ -163,6 +169,7 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
       How many were carried out.
 
     Raises:
+      StoreBusy: another process kept the lock for LOCK_SECONDS, or the database.
       StoreError: the database failed; what was not applied stays.
     """
     applied = 0
@@ -170,8 +177,7 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
         return applied
     directory = directory_of(db_path)
     with _opened(directory) as descriptor:
-        while not _lock(descriptor):  # noqa: ASYNC110 - the kernel tells nobody
-            await trio.sleep(LOCK_PAUSE)
+        await _locked(descriptor, directory)
         _sweep(directory)
         for path in _entries(db_path):
             try:
@@ -182,7 +188,11 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
             if await _is_stale(entry, store):
                 log.info("a stale DEL was dropped", extra=_extra(entry))
             else:
-                await engine.deallocate(entry.owner, arrived_ms=entry.stored_ms(store))
+                await engine.deallocate(
+                    entry.owner,
+                    deadline=trio.current_time(),  # once: whoever asks tries again
+                    arrived_ms=entry.stored_ms(store),
+                )
                 applied += 1
                 log.info("a DEL of the spool was applied", extra=_extra(entry))
             _remove(path)
@@ -244,6 +254,22 @@ def _opened(directory: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+async def _locked(descriptor: int, directory: str) -> None:
+    """Wait for the lock of the directory.
+
+    Raises:
+      StoreBusy: somebody kept it for LOCK_SECONDS.
+    """
+    gives_up = trio.current_time() + LOCK_SECONDS
+    while not _lock(descriptor):
+        if trio.current_time() >= gives_up:
+            raise StoreBusy(
+                f"another process has kept the lock of {directory} "
+                f"for {LOCK_SECONDS:g} s"
+            )
+        await trio.sleep(LOCK_PAUSE)
 
 
 def _lock(descriptor: int) -> bool:

@@ -20,6 +20,7 @@ import apsw
 from metis.cni.install import install
 from metis.cni.plugin import run
 from tests.cni.calls import Config, environ
+from tests.cni.process import UNLOGGED
 
 START_TIMEOUT = 30.0
 """Seconds until a daemon that does not start fails the tests."""
@@ -78,8 +79,13 @@ class Program:
 
 
 def installed(directory: Path) -> Program:
-    """Install the plugin below a directory."""
-    return Program(install(directory))
+    """Install the plugin below a directory, without a log of the machine's."""
+    path = install(directory)
+    script = path.read_text()
+    start = "from metis.__main__ import main"
+    assert start in script
+    path.write_text(script.replace(start, f"import metis.config\n{UNLOGGED}\n{start}"))
+    return Program(path)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,17 @@ from metis.cni.client import OpenChannel
 from metis.cni.plugin import run
 from tests.cni.calls import Config
 from tests.cni.fakes import Unreachable
+
+UNLOGGED = 'metis.config.DEFAULT_CNI_LOG_PATH = "/dev/null"'
+"""Keeps a program that imported `metis.config` from the machine's own log, which is
+where calls are logged that fail before they name another one."""
+
+METIS = [
+    *(sys.executable, "-c"),
+    f"import sys, metis.config; {UNLOGGED}; "
+    "from metis.__main__ import main; sys.exit(main())",
+]
+"""The program `metis`, as `python -m metis` has it."""
 
 
 @dataclass

@@ -291,6 +291,26 @@ async def test_a_del_behind_a_lock_that_stays_is_kept(
     assert len(spool.pending(place.db_path, Owner("default", "c1", "eth0"))) == 1
 
 
+async def test_status_waits_for_no_del_that_was_kept(place: Place) -> None:
+    """It was kept because of the very lock that it would wait for."""
+    await place.perform("ADD")
+    spool.keep(place.db_path, Owner("default", "c1", "eth0"))
+    locking = apsw.Connection(place.db_path)
+    locking.execute("BEGIN IMMEDIATE")
+    status, answer = await place.run("STATUS")
+    locking.close()
+    assert (status, answer) == (0, None)
+    assert len(spool.pending(place.db_path, Owner("default", "c1", "eth0"))) == 1
+
+
+@pytest.mark.parametrize("text", ["2562047h", "9999999999999999h"])
+async def test_no_cooldown_is_too_long_for_a_del(place: Place, text: str) -> None:
+    await place.perform("ADD")
+    assert await place.perform("DEL", releaseCooldown=text) == ()
+    with pytest.raises(CNIError, match="holds no address"):
+        await place.perform("CHECK")
+
+
 async def test_a_del_that_cannot_even_be_kept_fails(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

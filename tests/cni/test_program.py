@@ -20,8 +20,7 @@ from metis.health import HealthService
 from metis.rpc.server import serve
 from tests.cni.calls import config, environ, ipam
 from tests.cni.fakes import FakeIpam
-
-METIS = [sys.executable, "-m", "metis"]
+from tests.cni.process import METIS
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 import metis
 from metis.cni import spool
 from metis.daemon import Node, open_node
-from metis.errors import StoreUnavailable
+from metis.errors import StoreBusy, StoreUnavailable
 from metis.model import CIDRBlock, Family, Owner, Pod, Wanted
 from tests.store.databases import ManualClock
 
@@ -239,6 +241,59 @@ async def test_two_that_apply_at_once_take_turns(
             nursery.start_soon(apply_with, one)
             nursery.start_soon(apply_with, other)
     assert sorted(applied) == [0, 20]
+
+
+async def test_a_lock_that_stays_holds_nobody_up_for_ever(
+    db_path: str, clock: ManualClock, autojump_clock: MockClock
+) -> None:
+    """Whoever has it was stopped, say, by a debugger or a frozen control group."""
+    async with opened(db_path, clock) as node:
+        spool.keep(db_path, OWNER, clock)
+        holder = os.open(spool.directory_of(db_path), os.O_RDONLY)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(StoreBusy, match="another process has kept the lock"):
+            await apply(node, db_path)
+        os.close(holder)
+        assert await apply(node, db_path) == 1
+
+
+async def test_a_database_that_is_busy_is_tried_once(
+    db_path: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it applied has a deadline, and tries again until then."""
+    tries = 0
+
+    async def refuse(*_arguments: object, **_keywords: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise StoreBusy("database is locked")
+
+    spool.keep(db_path, OWNER, clock)
+    async with opened(db_path, clock) as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store, "release", refuse)
+            with pytest.raises(StoreBusy, match="database is locked"):
+                await apply(node, db_path)
+        assert tries == 1
+        assert await apply(node, db_path) == 1
+
+
+@pytest.mark.parametrize("late_ms", [60_000, 2**62, 10**30])
+async def test_an_entry_of_the_future_counts_as_of_now(
+    late_ms: int, db_path: str, clock: ManualClock
+) -> None:
+    spool.keep(db_path, OWNER, clock)
+    [path] = spool.pending(db_path, OWNER)
+    file = trio.Path(path)
+    entry = json.loads(await file.read_text())
+    entry["boottime_ms"] += late_ms
+    await file.write_text(json.dumps(entry))
+    async with opened(db_path, clock) as node:
+        await add(node)
+        assert await apply(node, db_path) == 1
+        assert await node.store.held(OWNER) == ()
+        clock.advance(1)
+        await add(node)  # the record of the DEL refuses what began until then
 
 
 async def test_a_daemon_applies_before_it_serves(
