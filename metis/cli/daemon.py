@@ -6,6 +6,7 @@ stderr, the service manager's notifications and the limit of open files.
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 import signal
@@ -27,6 +28,10 @@ from metis.config import (
 log = logging.getLogger("metis.daemon")
 
 _DEFAULTS = DaemonConfig()
+
+GARBAGE_THRESHOLDS = (20_000, 50, 100)
+"""Objects made since the last search of the youngest generation, and searches of
+one generation before the next older one is searched as well (module gc)."""
 
 
 @click.command("daemon")
@@ -100,6 +105,7 @@ def command(log_format: str, verbose: int, **settings: object) -> None:
     """
     set_up_logging(log_format, verbose)
     raise_open_file_limit()
+    spare_garbage_collection()
 
     async def run() -> None:
         await run_until_signal(DaemonConfig(**settings))  # type: ignore[arg-type]  # click has converted each to the field's type
@@ -119,6 +125,16 @@ async def run_until_signal(config: DaemonConfig) -> None:
                 nursery.cancel_scope.cancel()
                 break
     log.info("stopped")
+
+
+def spare_garbage_collection() -> None:
+    """Look for cycles of garbage less often than Python does by itself.
+
+    What a call leaves behind is freed by reference counting; searching for cycles
+    after every 700 objects took a tenth of the daemon's time and the longest of
+    its pauses, and found next to nothing.
+    """
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 def raise_open_file_limit() -> None:

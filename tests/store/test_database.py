@@ -10,8 +10,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -407,6 +409,79 @@ async def test_a_bug_in_the_clock_leaves_no_transaction_open(
         with pytest.raises(ZeroDivisionError):
             await db.write([allocation("c2")])
     assert addresses(await db.write([allocation("c2")])) == ["10.0.0.3"]
+
+
+def thread_of(_connection: apsw.Connection, _now_ms: int) -> int:
+    return threading.get_ident()
+
+
+async def test_a_group_that_waits_for_nothing_runs_in_the_calling_thread(
+    db: Database,
+) -> None:
+    assert await db.write([thread_of]) == [threading.get_ident()]
+
+
+async def test_a_group_that_is_flushed_runs_in_a_worker_thread(tmp_path: Path) -> None:
+    db = await opened(tmp_path / "full.sqlite", synchronous="FULL")
+    assert await db.write([thread_of]) != [threading.get_ident()]
+    await db.aclose()
+
+
+async def test_a_worker_thread_waits_for_the_lock_of_another_process(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = apsw.Connection(db.path)
+    other.execute("BEGIN IMMEDIATE")
+    real = database.run_group
+
+    def run_group(*arguments: Any) -> list[object]:
+        if threading.get_ident() != main:
+            other.execute("ROLLBACK")  # whoever held the lock lets it go
+        return real(*arguments)
+
+    main = threading.get_ident()
+    monkeypatch.setattr(database, "run_group", run_group)
+    assert await db.write([thread_of]) != [main]
+    assert await db.write([thread_of]) == [main]
+    other.close()
+
+
+async def test_after_a_slow_group_the_next_ones_run_in_a_worker_thread(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CAUTIOUS_GROUPS", 2)
+    monkeypatch.setattr(database, "SLOW_GROUP_SECONDS", -1.0)
+    main = threading.get_ident()
+    assert await db.write([thread_of]) == [main]
+    monkeypatch.undo()
+    assert await db.write([thread_of]) != [main]
+    assert await db.write([thread_of]) != [main]
+    assert await db.write([thread_of]) == [main]
+
+
+async def test_the_log_is_folded_into_the_file_in_a_worker_thread_and_stays_small(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CHECKPOINT_PAGES", 20)
+    folded: list[int] = []
+    real = Database._checkpoint
+
+    def checkpoint(self: Database) -> None:
+        folded.append(threading.get_ident())
+        real(self)
+
+    monkeypatch.setattr(Database, "_checkpoint", checkpoint)
+    db._checkpoint_at = 20
+    for number in range(200):
+        await db.write([allocation(f"c{number}")])
+    assert folded
+    assert threading.get_ident() not in folded
+    # Without it, 200 transactions of some six pages each would be in the log.
+    assert len(files(Path(db.path).parent)["metis.sqlite-wal"]) < 200 * 4096
+    other = apsw.Connection(db.path)
+    check_invariants(other)
+    assert other.pragma("integrity_check") == "ok"
+    other.close()
 
 
 async def test_readers_cannot_write(db: Database) -> None:
