@@ -113,7 +113,7 @@ class CIDRBlock:
 
     @property
     def gateway(self) -> str:
-        """The gateway reported to a pod of this block (PEER contract).
+        """The gateway reported to a pod of this block (the original's contract).
 
         The first address after the network address, or a link-local address
         for blocks too small to set one aside.
