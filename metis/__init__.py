@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from metis.errors import NotAllocated as NotAllocated
     from metis.errors import PoolExhausted as PoolExhausted
     from metis.errors import StoreBusy as StoreBusy
+    from metis.errors import StoreDamaged as StoreDamaged
     from metis.errors import StoreError as StoreError
     from metis.errors import StoreIncompatible as StoreIncompatible
     from metis.errors import StoreUnavailable as StoreUnavailable
@@ -43,6 +44,7 @@ _HOME = {
     "NotAllocated": "metis.errors",
     "PoolExhausted": "metis.errors",
     "StoreBusy": "metis.errors",
+    "StoreDamaged": "metis.errors",
     "StoreError": "metis.errors",
     "StoreIncompatible": "metis.errors",
     "StoreUnavailable": "metis.errors",

@@ -79,7 +79,6 @@ class Engine:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._boot_id = store.clock.clock.boot_id()
         self._tickets = itertools.count()
         self._lines: dict[Key, Line] = {}
         self._calls: dict[Owner, list[Call]] = {}
@@ -93,6 +92,7 @@ class Engine:
         deadline: float | None = None,
         sticky: bool = False,
         started_ms: int | None = None,
+        netns_path: str = "",
     ) -> tuple[Allocation, ...]:
         """Give an owner the addresses that it asks for, all or none.
 
@@ -109,6 +109,8 @@ class Engine:
             seconds; DEFAULT_CAPACITY_WAIT from now when None.
           sticky: whether the pod is to get what it had last.
           started_ms: when the call began, in stored time; None means now.
+          netns_path: of the owner's network namespace, kept as evidence of its
+            life; empty where nobody told.
 
         Returns:
           One allocation for each entry of `wanted`, in its order, committed.
@@ -134,6 +136,7 @@ class Engine:
             started_ms,
             next(self._tickets),
             _until(deadline),
+            netns_path,
         )
         under_way = self._calls.setdefault(owner, [])
         under_way.append(call)
@@ -284,7 +287,7 @@ class Engine:
           boot_id: of which boot. Nothing is known of the clock of another one.
         """
         clock = self._store.clock
-        if boottime_ms == 0 or boot_id != self._boot_id:
+        if boottime_ms == 0 or boot_id != self._store.boot_id:
             return None
         return min(boottime_ms + clock.offset_ms, clock.now_ms())
 
@@ -341,6 +344,7 @@ class Engine:
                 call.pod,
                 sticky=call.sticky,
                 started_ms=call.started_ms,
+                netns_path=call.netns_path,
             ),
             call.deadline,
         )

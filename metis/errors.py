@@ -117,6 +117,14 @@ class StoreUnavailable(StoreError):
     """
 
 
+class StoreDamaged(StoreError):
+    """The file is a database of ours in which something is broken.
+
+    Found by SQLite as it reads. Opening it anew heals it as far as that can be
+    done, so a call that is made again may be served.
+    """
+
+
 class StoreIncompatible(StoreError):
     """The file is not a database that this version may touch.
 

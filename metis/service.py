@@ -39,6 +39,7 @@ from metis.errors import (
     OwnerDeleted,
     PoolExhausted,
     StoreBusy,
+    StoreDamaged,
     StoreUnavailable,
 )
 from metis.model import DEFAULT_NETWORK, Allocation, Owner, Pod, TablePage
@@ -189,7 +190,7 @@ def grpc_error(error: MetisError) -> GRPCError:
             status = Status.ABORTED
         case NotAllocated():
             status = Status.NOT_FOUND
-        case StoreBusy() | StoreUnavailable():
+        case StoreBusy() | StoreUnavailable() | StoreDamaged():
             status = Status.UNAVAILABLE
         case _:
             status = Status.INTERNAL

@@ -103,6 +103,7 @@ class Call:
     started_ms: int
     ticket: int
     deadline: float
+    netns_path: str = ""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_over: bool = False
 

@@ -143,7 +143,7 @@ async def test_a_failure_to_start_is_itself_and_not_a_group(tmp_path: Path) -> N
     config = metis.DaemonConfig(
         db_path=str(newer), socket_path=str(tmp_path / "socket")
     )
-    with pytest.raises(metis.StoreIncompatible, match=str(newer)):
+    with pytest.raises(metis.StoreDamaged, match=str(newer)):
         await metis.serve(config)
 
     occupied = tmp_path / "occupied"

@@ -20,6 +20,7 @@ PUBLIC = {
     "NotAllocated",
     "PoolExhausted",
     "StoreBusy",
+    "StoreDamaged",
     "StoreError",
     "StoreIncompatible",
     "StoreUnavailable",

@@ -55,6 +55,25 @@ CREATE INDEX IF NOT EXISTS metis_former_owners_by_owner
 CREATE INDEX IF NOT EXISTS metis_former_owners_by_pod
   ON metis_former_owners (pod_namespace, pod_name) WHERE pod_name IS NOT NULL;
 
+-- Who had which address, from when to when, and why it ended. Whoever has one now
+-- stands in ip_addresses alone. The order of the ids is that of the ends.
+CREATE TABLE IF NOT EXISTS metis_history (
+  id INTEGER PRIMARY KEY,
+  network TEXT NOT NULL,
+  address TEXT NOT NULL,
+  container_id TEXT NOT NULL,
+  interface_name TEXT NOT NULL,
+  pod_name TEXT,
+  pod_namespace TEXT,
+  given_at INTEGER,
+  ended_at INTEGER NOT NULL,
+  reason TEXT NOT NULL
+);
+
+-- Until when no address without an owner is given, after records were lost. At
+-- most one row.
+CREATE TABLE IF NOT EXISTS metis_caution (until_ms INTEGER NOT NULL);
+
 -- Owners that were deleted in this boot, and when the call to do so arrived. The
 -- order of the ids is that of the deletions, so the oldest are found first.
 CREATE TABLE IF NOT EXISTS metis_deleted_owners (

@@ -124,8 +124,9 @@ def find_requested(
     """
     block = _block_with(connection, now_ms, owner.network, blocks, want, address)
     connection.execute(
-        "INSERT INTO ip_addresses (address, cidr_block_id, updated_at)"
-        " VALUES (?, ?, ?) ON CONFLICT (address, cidr_block_id) DO NOTHING",
+        "INSERT INTO ip_addresses (address, cidr_block_id, updated_at, release_at)"
+        " VALUES (?, ?, ?, (SELECT until_ms FROM metis_caution WHERE until_ms > ?3))"
+        " ON CONFLICT (address, cidr_block_id) DO NOTHING",
         (address, block.id, now_ms),
     )
     row = connection.execute(

@@ -33,8 +33,8 @@ from metis.clock import Clock, StoredClock
 from metis.errors import (
     MetisError,
     StoreBusy,
+    StoreDamaged,
     StoreError,
-    StoreIncompatible,
     StoreUnavailable,
 )
 from metis.store import schema, seeding
@@ -203,7 +203,7 @@ class Database:
 
     def _close(self) -> None:
         for connection in (*self._readers, self._writer):
-            connection.close()
+            _close(connection)
 
 
 async def open_database(
@@ -248,7 +248,7 @@ def connect(path: str, clock: Clock, cooldown_ms: int, synchronous: str) -> Data
         for connection in reversed(connections):
             if left_wal:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            connection.close()
+            _close(connection)
         what = f"database {path!r} cannot be opened"
         if isinstance(error, apsw.Error):
             raise translated(error, what) from error
@@ -301,8 +301,8 @@ def translated(error: apsw.Error, what: str) -> StoreError:
         return StoreBusy(text)
     if isinstance(error, _UNAVAILABLE):
         return StoreUnavailable(text)
-    if isinstance(error, apsw.NotADBError):
-        return StoreIncompatible(f"{text}; the file was left as it is")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return StoreDamaged(text)
     return StoreError(text)
 
 
@@ -377,6 +377,12 @@ def _connect(path: str, flags: int) -> apsw.Connection:
     # anew whenever it is bound anew: that halves the cost of an allocation.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return connection
+
+
+def _close(connection: apsw.Connection) -> None:
+    """Close a connection; what cannot be folded back now stays in the log."""
+    with contextlib.suppress(apsw.Error):
+        connection.close()
 
 
 def _prepare(

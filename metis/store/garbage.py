@@ -17,6 +17,9 @@ from metis.model import Allocation, Owner
 from metis.store import deletions
 from metis.store.holdings import held_rows, take_back
 
+COLLECTED = "garbage collected"
+"""Reason of an end for the history: the runtime's GC did not name the owner."""
+
 
 def owners_besides(
     connection: apsw.Connection,
@@ -51,6 +54,7 @@ def collect(
     owners: Sequence[Owner],
     taken_at: int,
     cooldown_ms: int,
+    reason: str = COLLECTED,
 ) -> list[tuple[Owner, Allocation]]:
     """Take back what owners held when a list without them was taken.
 
@@ -60,6 +64,7 @@ def collect(
       owners: whose addresses.
       taken_at: when the list was taken, in stored time.
       cooldown_ms: as for `release`.
+      reason: what the history says.
 
     Returns:
       Who had which address.
@@ -70,7 +75,7 @@ def collect(
             row for row in held_rows(connection, owner) if row.allocated_at <= taken_at
         ]
         if rows:
-            take_back(connection, now_ms, rows, cooldown_ms)
+            take_back(connection, now_ms, rows, cooldown_ms, reason)
             deletions.record(connection, now_ms, owner, taken_at)
         collected += [(owner, row.allocation) for row in rows]
     return collected

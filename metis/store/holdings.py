@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import apsw
 
 from metis.model import Allocation, Family, Owner, Pod
-from metis.store import claims, seeding
+from metis.store import claims, history, seeding
 from metis.store.blocks import Block, canonical
 
 
@@ -26,6 +26,22 @@ class Held:
     block_id: int
     allocated_at: int
     allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """Where an owner lives: evidence, later, of whether it still does.
+
+    Attributes:
+      boot_id: the kernel's id of the boot in which it got its address.
+      netns_path: of its network namespace; empty where nobody told.
+    """
+
+    boot_id: str = ""
+    netns_path: str = ""
+
+
+NOWHERE = Residence()
 
 
 def held_rows(connection: apsw.Connection, owner: Owner) -> list[Held]:
@@ -61,21 +77,23 @@ def give(
     block: Block,
     row_id: int,
     address: str,
+    residence: Residence = NOWHERE,
 ) -> Allocation:
     """Make an owner the owner of a free row."""
     connection.execute(
         "UPDATE ip_addresses SET is_allocated = TRUE, container_id = ?, "
         "interface_name = ?, pod_name = ?, pod_namespace = ?, "
-        "release_at = NULL, allocated_at = ?, updated_at = ?, allocation_id = ? "
-        "WHERE id = ?",
+        "release_at = NULL, allocated_at = ?5, given_at = ?5, updated_at = ?5, "
+        "allocation_id = ?, boot_id = ?, netns_path = ? WHERE id = ?",
         (
             owner.container_id,
             owner.interface_name,
             pod.name or None,
             pod.namespace or None,
             now_ms,
-            now_ms,
             allocation_id,
+            residence.boot_id or None,
+            residence.netns_path or None,
             row_id,
         ),
     )
@@ -84,7 +102,11 @@ def give(
 
 
 def renew(
-    connection: apsw.Connection, now_ms: int, row: Held, allocation_id: str
+    connection: apsw.Connection,
+    now_ms: int,
+    row: Held,
+    allocation_id: str,
+    residence: Residence = NOWHERE,
 ) -> Allocation:
     """Let the last call that asked for it be the one that may give it back.
 
@@ -92,24 +114,45 @@ def renew(
     (a list for garbage collection, a DEL that was kept) takes it from its caller.
     """
     connection.execute(
-        "UPDATE ip_addresses SET allocated_at = ?, allocation_id = ?, updated_at = ?"
-        " WHERE id = ?",
-        (now_ms, allocation_id, now_ms, row.row_id),
+        "UPDATE ip_addresses SET allocated_at = ?1, allocation_id = ?2,"
+        " updated_at = ?1, boot_id = ?3, netns_path = coalesce(?4, netns_path)"
+        " WHERE id = ?5",
+        (
+            now_ms,
+            allocation_id,
+            residence.boot_id or None,
+            residence.netns_path or None,
+            row.row_id,
+        ),
     )
     return replace(row.allocation, allocation_id=allocation_id)
 
 
 def take_back(
-    connection: apsw.Connection, now_ms: int, rows: Sequence[Held], cooldown_ms: int
+    connection: apsw.Connection,
+    now_ms: int,
+    rows: Sequence[Held],
+    cooldown_ms: int,
+    reason: str,
 ) -> None:
-    """Make rows nobody's; they rest for the cooldown."""
+    """Make rows nobody's; they rest for the cooldown.
+
+    Args:
+      connection: with a transaction begun.
+      now_ms: the stored time.
+      rows: what is taken back.
+      cooldown_ms: how long it rests, in milliseconds.
+      reason: why, for `metis.store.history`.
+    """
     release_at = now_ms + cooldown_ms
+    history.record(connection, now_ms, [row.row_id for row in rows], reason)
     for row in rows:
         claims.remember(connection, row.row_id, release_at)
         connection.execute(
             "UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL, "
             "interface_name = NULL, pod_name = NULL, pod_namespace = NULL, "
-            "allocated_at = NULL, allocation_id = NULL, "
+            "allocated_at = NULL, given_at = NULL, allocation_id = NULL, "
+            "boot_id = NULL, netns_path = NULL, "
             "release_at = ?, updated_at = ? WHERE id = ?",
             (release_at, now_ms, row.row_id),
         )

@@ -17,6 +17,7 @@ from typing import cast
 import apsw
 
 from metis.errors import StoreIncompatible
+from metis.store import reboot
 
 SCHEMA_VERSION = 1
 """The only `user_version` served: the original's."""
@@ -44,12 +45,20 @@ _ADDED = {
     "metis_former_owners_by_owner",
     "metis_former_owners_by_pod",
     "metis_deleted_owners",
+    "metis_history",
+    "metis_caution",
 }
 """What additions.sql makes."""
 
 _ADDED_COLUMNS = {
     "cidr_blocks": {"seeded_ips": "INTEGER"},
-    "ip_addresses": {"allocation_id": "TEXT", "sort_key": "BLOB"},
+    "ip_addresses": {
+        "allocation_id": "TEXT",
+        "sort_key": "BLOB",
+        "boot_id": "TEXT",
+        "netns_path": "TEXT",
+        "given_at": "INTEGER",
+    },
     "metis_former_owners": {"pod_name": "TEXT", "pod_namespace": "TEXT"},
 }
 """Columns of ours, which an older file may lack."""
@@ -85,9 +94,9 @@ def prepare(
     """Make what the database lacks, and fix this boot's clock.
 
     To be called inside a write transaction, so that of many processes one does
-    it. After a boot no cooldown lasts longer than the configured one, and nothing
-    was allocated in the future: nobody knows how long the machine was off, or what
-    its wall clock said before.
+    it. After a boot what its predecessors gave is free, no cooldown lasts longer
+    than the configured one, and nothing was allocated in the future: nobody knows
+    how long the machine was off, or what its wall clock said before.
 
     Args:
       connection: open, with a write transaction begun.
@@ -108,6 +117,7 @@ def prepare(
         for table, column, kind in _missing_columns(connection):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         connection.execute(_script("additions.sql"))
+        reboot.adopt(connection, boot_id)
     known = clock_offset(connection, boot_id)
     if known is not None:
         return known
@@ -131,6 +141,8 @@ def prepare(
         "WHERE is_allocated = TRUE AND allocated_at > ?2",
         (offset_ms, walltime_ms),
     )
+    reboot.release(connection, walltime_ms, boot_id)
+    reboot.adopt(connection, boot_id)
     return offset_ms
 
 

@@ -62,6 +62,12 @@ CREATE TABLE ip_addresses (
   -- Ours. The address as 4 or 16 bytes, which sort as numbers do. NULL until a
   -- request that is served from a part of the block has come across the row.
   sort_key BLOB,
+  -- Ours. The boot in which the owner got it, and the path of the owner's network
+  -- namespace where the runtime told one: evidence of whether it still lives.
+  boot_id TEXT,
+  netns_path TEXT,
+  -- Ours. When the owner got it, however often it has asked again since.
+  given_at INTEGER,
   UNIQUE (address, cidr_block_id)
 );
 

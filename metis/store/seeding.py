@@ -19,6 +19,7 @@ from typing import cast
 import apsw
 
 from metis.model import CIDRBlock, Family, format_address, parse_address
+from metis.store import caution
 
 FIRST_STEP = 256
 """Rows of the first batch: a /24 is whole at once, as the original has it."""
@@ -94,10 +95,11 @@ def extend(
       reserved_offsets: those that no pod may get; the block's own by default.
 
     Returns:
-      The new `seeded_ips`, or None when every address has its row already.
+      The new `seeded_ips`, or None when every address has its row already, or
+      those without one rest (`metis.store.caution`).
     """
     start = frontier(connection, block_id, block, seeded_ips)
-    if start >= block.size:
+    if start >= block.size or caution.until(connection) > now_ms:
         return None
     stop = min(start + _step(start), block.size)
     first = block.address_at(0)
@@ -137,11 +139,11 @@ def extend_window(
 
     Returns:
       Whether there were more to come; False when every address, or `limit` of
-      them, has its row.
+      them, has its row, or those without one rest.
     """
     size = _number_of(last)[1] - _number_of(first)[1] + 1
     start = window_frontier(connection, block_id, first, last)
-    if start >= min(size, limit):
+    if start >= min(size, limit) or caution.until(connection) > now_ms:
         return False
     stop = min(start + _step(start), size)
     connection.execute(_INSERT_WITH_KEY, (start, stop, first, block_id, now_ms))

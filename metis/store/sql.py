@@ -29,13 +29,25 @@ from metis.model import Allocation, Owner, Pod, Wanted
 from metis.ranges import check_disjoint
 from metis.store import claims, deletions, seeding
 from metis.store.blocks import Block, block_of, read_blocks
-from metis.store.holdings import Held, give, held_rows, renew, take_back
+from metis.store.holdings import (
+    NOWHERE,
+    Held,
+    Residence,
+    give,
+    held_rows,
+    renew,
+    take_back,
+)
 from metis.store.picking import Picked, pick, pick_of_set
 from metis.store.usage import shortage
 
 _ALLOCATION_ID_BYTES = 8
 """Random bytes of an allocation id. It is compared only with those of the same
 owner, so 2^64 of them are for ever."""
+
+DELETED = "deleted"
+GIVEN_BACK = "given back"
+"""Reasons of an end for the history: a DEL, and an ADD that nobody waited for."""
 
 
 def held(connection: apsw.Connection, owner: Owner) -> tuple[Allocation, ...]:
@@ -52,6 +64,7 @@ def allocate(
     *,
     sticky: bool = False,
     started_ms: int | None = None,
+    residence: Residence = NOWHERE,
 ) -> tuple[Allocation, ...]:
     """Give an owner the addresses that it asks for.
 
@@ -67,6 +80,7 @@ def allocate(
       pod: kept with the rows for people, and for its claim where it is sticky.
       sticky: whether the pod is to get what it had last.
       started_ms: when the call began, in stored time; None lets it be of any age.
+      residence: where the owner lives.
 
     Returns:
       One allocation for each entry of `wanted`, in its order. All have the same
@@ -91,7 +105,7 @@ def allocate(
     for place, want in enumerate(wanted):
         if rows and (row := _answering(rows, want)) is not None:
             _check_held(row.allocation, want)
-            found.append(renew(connection, now_ms, row, allocation_id))
+            found.append(renew(connection, now_ms, row, allocation_id, residence))
             continue
         blocks = _blocks_for(connection, now_ms, owner.network, want)
         picked = _claimed(
@@ -100,7 +114,9 @@ def allocate(
         if picked is None:
             shortages.append(shortage(connection, now_ms, owner.network, want, place))
         else:
-            found.append(give(connection, now_ms, owner, pod, allocation_id, *picked))
+            found.append(
+                give(connection, now_ms, owner, pod, allocation_id, *picked, residence)
+            )
     if shortages:
         raise max(shortages, key=_wait_for)
     return tuple(found)
@@ -167,7 +183,8 @@ def release(
         for row in held_rows(connection, owner)
         if only_allocation_id in ("", row.allocation.allocation_id)
     ]
-    take_back(connection, now_ms, rows, cooldown_ms)
+    reason = GIVEN_BACK if only_allocation_id else DELETED
+    take_back(connection, now_ms, rows, cooldown_ms, reason)
     if deleted_at is not None:
         deletions.record(connection, now_ms, owner, deleted_at)
     return tuple(row.allocation for row in rows)

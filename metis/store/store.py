@@ -32,9 +32,10 @@ from metis.model import (
     Wanted,
 )
 from metis.ranges import AddressSet
-from metis.store import garbage, sql, tables
+from metis.store import garbage, history, sql, tables
 from metis.store.blocks import add_block
 from metis.store.database import Work, open_database
+from metis.store.holdings import Residence
 from metis.store.usage import capacity, usage
 from metis.store.writer import DatabaseLike, StoreStatistics, Writer, closing
 
@@ -48,6 +49,12 @@ class Store:
         self._database = database
         self._cooldown_ms = cooldown_ms
         self._writer = Writer(database)
+        self._boot_id = database.clock.clock.boot_id()
+
+    @property
+    def boot_id(self) -> str:
+        """The kernel's id of this boot, which every allocation is marked with."""
+        return self._boot_id
 
     @property
     def clock(self) -> StoredClock:
@@ -66,6 +73,7 @@ class Store:
         *,
         sticky: bool = False,
         started_ms: int | None = None,
+        netns_path: str = "",
     ) -> tuple[Allocation, ...]:
         """Give an owner the addresses that it asks for, all or none.
 
@@ -78,6 +86,7 @@ class Store:
           pod: kept with the rows for people.
           sticky: whether the pod is to get what it had last.
           started_ms: when the call began, in stored time; None for any age.
+          netns_path: of the owner's network namespace; empty where nobody told.
 
         Returns:
           One allocation for each entry of `wanted`, in its order, committed.
@@ -96,6 +105,7 @@ class Store:
                 pod=pod,
                 sticky=sticky,
                 started_ms=started_ms,
+                residence=Residence(self._boot_id, netns_path),
             )
         )
 
@@ -267,6 +277,21 @@ class Store:
         return await self._read(
             lambda connection, _: tables.list_addresses(
                 connection, filter_text, page_size, page_token
+            )
+        )
+
+    async def list_history(
+        self, selection: history.Selection, page_size: int = 0, page_token: str = ""
+    ) -> history.Page:
+        """One page of who had which address; see `history.select`.
+
+        Raises:
+          InvalidRequest: the size or token cannot be read.
+          StoreError: the database failed.
+        """
+        return await self._read(
+            lambda connection, _: history.select(
+                connection, selection, page_size, page_token
             )
         )
 

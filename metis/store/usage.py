@@ -13,7 +13,7 @@ import apsw
 from metis.errors import PoolExhausted
 from metis.model import Family, IPUsage, Wanted
 from metis.ranges import AddressRange, AddressSet
-from metis.store import seeding
+from metis.store import caution, seeding
 from metis.store.blocks import Block, blocks_of, read_blocks, ready
 
 _IN_WINDOW = " AND sort_key IS NOT NULL AND sort_key >= ? AND sort_key <= ?"
@@ -61,18 +61,27 @@ def usage(
       time, which is exactly that of the ranges.
     """
     blocks = read_blocks(connection, network, family)
+    rest_ends = max(caution.until(connection), now_ms)
     ends: list[int] = []
     if ranges is None:
         for block in ready(blocks):
             ends += _whole_ends(
-                connection, now_ms, block, position, block.range.reserved_offsets
+                connection,
+                now_ms,
+                rest_ends,
+                block,
+                position,
+                block.range.reserved_offsets,
             )
     else:
         for one in ranges.alternatives:
-            ends += _range_ends(connection, now_ms, blocks, one, position)
+            ends += _range_ends(connection, now_ms, rest_ends, blocks, one, position)
         blocks = blocks_of(blocks, ranges)
     ends.sort()
-    next_free_ms = ends[position - 1] if len(ends) >= position else None
+    if len(ends) >= position:
+        next_free_ms: int | None = ends[position - 1]
+    else:  # while it rests, a network may have no block yet, and gets it then
+        next_free_ms = rest_ends if rest_ends > now_ms else None
     return IPUsage(*_spent(connection, now_ms, blocks), next_free_ms)
 
 
@@ -121,6 +130,9 @@ def shortage(
         )
         is not None
     ]
+    rest_ends = caution.until(connection)
+    if rest_ends > now_ms:
+        ends.append(rest_ends)
     next_free_ms = min(ends, default=None)
     return PoolExhausted(
         network,
@@ -138,11 +150,15 @@ def shortage(
 def _whole_ends(
     connection: apsw.Connection,
     now_ms: int,
+    rest_ends: int,
     block: Block,
     position: int,
     reserved: Sequence[int],
 ) -> list[int]:
-    """When the first `position` free addresses of a whole block are free."""
+    """When the first `position` free addresses of a whole block are free.
+
+    What has no row yet is free at `rest_ends`, which is now as a rule.
+    """
     ends = _free_ends(connection, now_ms, block, position, reserved)
     start = seeding.frontier(connection, block.id, block.range, block.seeded_ips)
     if start >= block.range.size:
@@ -154,12 +170,13 @@ def _whole_ends(
     )
     # Rows above `start` are those of windows, or were asked for by name.
     unseeded = block.range.size - block.allocated_ips - free - without_row
-    return ends + [now_ms] * min(max(unseeded, 0), position)
+    return ends + [rest_ends] * min(max(unseeded, 0), position)
 
 
 def _range_ends(
     connection: apsw.Connection,
     now_ms: int,
+    rest_ends: int,
     blocks: list[Block],
     one: AddressRange,
     position: int,
@@ -172,17 +189,19 @@ def _range_ends(
     block = next((block for block in blocks if block.range == one.block), None)
     if block is None:
         size = sum(last - first + 1 for first, last in one.windows)
-        return [now_ms] * min(size, position)
+        return [rest_ends] * min(size, position)
     if not ready([block]):
         return []
     if one.is_whole:
-        return _whole_ends(connection, now_ms, block, position, one.reserved_offsets)
+        return _whole_ends(
+            connection, now_ms, rest_ends, block, position, one.reserved_offsets
+        )
     ends = []
     for first, last in one.windows:
         keys = one.block.address_at(first), one.block.address_at(last)
         ends += _free_ends(connection, now_ms, block, position, (), *keys)
         seeded = seeding.window_frontier(connection, block.id, *keys)
-        ends += [now_ms] * min(last - first + 1 - seeded, position)
+        ends += [rest_ends] * min(last - first + 1 - seeded, position)
     return ends
 
 

@@ -22,6 +22,7 @@ import trio
 from metis.errors import (
     InvalidRequest,
     StoreBusy,
+    StoreDamaged,
     StoreError,
     StoreIncompatible,
     StoreUnavailable,
@@ -193,7 +194,7 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(
 ) -> None:
     path = tmp_path / "metis.sqlite"
     path.write_bytes(content)
-    with pytest.raises(StoreIncompatible, match=r"metis\.sqlite.*not a database"):
+    with pytest.raises(StoreDamaged, match=r"metis\.sqlite.*not a database"):
         await opened(path)
     assert files(tmp_path) == {"metis.sqlite": content}
 
@@ -523,8 +524,8 @@ async def test_closing_waits_for_the_reads_that_run(db: Database) -> None:
         (apsw.ReadOnlyError, StoreUnavailable),
         (apsw.CantOpenError, StoreUnavailable),
         (apsw.PermissionsError, StoreUnavailable),
-        (apsw.NotADBError, StoreIncompatible),
-        (apsw.CorruptError, StoreError),
+        (apsw.NotADBError, StoreDamaged),
+        (apsw.CorruptError, StoreDamaged),
         (apsw.SQLError, StoreError),
     ],
 )

@@ -71,6 +71,9 @@ def test_the_tables_are_those_of_the_original() -> None:
         ("updated_at", "INTEGER", 0, "CAST(unixepoch('subsec') * 1000 AS INTEGER)"),
         ("allocation_id", "TEXT", 0, None),
         ("sort_key", "BLOB", 0, None),
+        ("boot_id", "TEXT", 0, None),
+        ("netns_path", "TEXT", 0, None),
+        ("given_at", "INTEGER", 0, None),
     ]
     indexes = connection.execute(
         "SELECT group_concat(i.name), l.partial FROM pragma_index_list('ip_addresses')"

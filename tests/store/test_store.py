@@ -17,8 +17,8 @@ from metis.errors import (
     InvalidRequest,
     PoolExhausted,
     StoreBusy,
+    StoreDamaged,
     StoreError,
-    StoreIncompatible,
     StoreUnavailable,
 )
 from metis.model import Allocation, CIDRBlock, Family, Pod
@@ -429,7 +429,7 @@ async def test_an_error_of_the_body_closes_the_file(tmp_path: Path) -> None:
 
 async def test_an_error_of_opening_is_raised_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "metis.sqlite").write_bytes(b"something else" * 100)
-    with pytest.raises(StoreIncompatible):
+    with pytest.raises(StoreDamaged):
         async with open_store(str(tmp_path / "metis.sqlite")):
             raise AssertionError
 

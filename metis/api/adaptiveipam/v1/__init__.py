@@ -151,6 +151,12 @@ class AllocatePodIpRequest(betterproto2.Message):
     The kernel's id of the boot on whose clock the caller began.
     """
 
+    netns_path: "str" = betterproto2.field(105, betterproto2.TYPE_STRING)
+    """
+    Path of the container's network namespace, as the runtime tells it; kept as
+    evidence: when nothing is there any more, the owner is gone.
+    """
+
 
 default_message_pool.register_message(
     "adaptiveipam.v1", "AllocatePodIPRequest", AllocatePodIpRequest

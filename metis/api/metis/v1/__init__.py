@@ -10,9 +10,15 @@ __all__ = (
     "FamilyCapacity",
     "GetCapacityRequest",
     "GetCapacityResponse",
+    "HistoryEntry",
+    "ListHistoryRequest",
+    "ListHistoryResponse",
     "NodeBase",
     "NodeStub",
+    "ReclaimRequest",
+    "ReclaimResponse",
     "Released",
+    "Verdict",
 )
 
 from dataclasses import dataclass
@@ -146,6 +152,124 @@ default_message_pool.register_message(
 
 
 @dataclass(eq=False, repr=False)
+class HistoryEntry(betterproto2.Message):
+    """
+    HistoryEntry is one ownership of one address. Times are in milliseconds since
+    the Unix epoch; 0 where they are not known.
+    """
+
+    network: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    ip_address: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    container_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    interface_name: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+
+    pod_name: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+
+    pod_namespace: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+
+    given_at_ms: "int" = betterproto2.field(7, betterproto2.TYPE_UINT64)
+
+    ended_at_ms: "int" = betterproto2.field(8, betterproto2.TYPE_UINT64)
+    """
+    0 while the owner has the address.
+    """
+
+    reason: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
+    """
+    Why it ended; empty while it has not.
+    """
+
+
+default_message_pool.register_message("metis.v1", "HistoryEntry", HistoryEntry)
+
+
+@dataclass(eq=False, repr=False)
+class ListHistoryRequest(betterproto2.Message):
+    """
+    ListHistoryRequest selects by all that is set.
+    """
+
+    ip_address: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    network: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    container_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    pod_name: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+
+    pod_namespace: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+
+    at_ms: "int" = betterproto2.field(6, betterproto2.TYPE_UINT64)
+    """
+    Only who had the address at this moment, in milliseconds since the Unix epoch;
+    0 means at any time.
+    """
+
+    page_size: "int" = betterproto2.field(7, betterproto2.TYPE_UINT32)
+    """
+    Most entries on a page, 0 means the daemon's own number, and where it begins.
+    """
+
+    page_token: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message(
+    "metis.v1", "ListHistoryRequest", ListHistoryRequest
+)
+
+
+@dataclass(eq=False, repr=False)
+class ListHistoryResponse(betterproto2.Message):
+    entries: "list[HistoryEntry]" = betterproto2.field(
+        1, betterproto2.TYPE_MESSAGE, repeated=True
+    )
+
+    next_page_token: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message(
+    "metis.v1", "ListHistoryResponse", ListHistoryResponse
+)
+
+
+@dataclass(eq=False, repr=False)
+class ReclaimRequest(betterproto2.Message):
+    dry_run: "bool" = betterproto2.field(1, betterproto2.TYPE_BOOL)
+    """
+    Explain every verdict and change nothing.
+    """
+
+    limit: "int" = betterproto2.field(2, betterproto2.TYPE_UINT32)
+    """
+    Most addresses that may be taken back at once; 0 means the daemon's own limit.
+    """
+
+
+default_message_pool.register_message("metis.v1", "ReclaimRequest", ReclaimRequest)
+
+
+@dataclass(eq=False, repr=False)
+class ReclaimResponse(betterproto2.Message):
+    verdicts: "list[Verdict]" = betterproto2.field(
+        1, betterproto2.TYPE_MESSAGE, repeated=True
+    )
+    """
+    Every holding of the node with what was found about its owner.
+    """
+
+    held_back: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    Why nothing was taken back though owners are gone; empty otherwise.
+    """
+
+
+default_message_pool.register_message("metis.v1", "ReclaimResponse", ReclaimResponse)
+
+
+@dataclass(eq=False, repr=False)
 class Released(betterproto2.Message):
     """
     Released is one address that was taken back.
@@ -159,6 +283,53 @@ class Released(betterproto2.Message):
 
 
 default_message_pool.register_message("metis.v1", "Released", Released)
+
+
+@dataclass(eq=False, repr=False)
+class Verdict(betterproto2.Message):
+    """
+    Verdict is what the evidence says about the owner of one address.
+    """
+
+    network: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    container_id: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    interface_name: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    pod_name: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+
+    pod_namespace: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+
+    ip_address: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+
+    gone: "bool" = betterproto2.field(7, betterproto2.TYPE_BOOL)
+    """
+    Whether the owner is gone, as far as can be proved.
+    """
+
+    reason: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    The proof, or why there is none.
+    """
+
+    strikes: "int" = betterproto2.field(9, betterproto2.TYPE_UINT32)
+    """
+    In how many rounds it was seen to be gone, this one included.
+    """
+
+    released: "bool" = betterproto2.field(10, betterproto2.TYPE_BOOL)
+    """
+    Whether the address was taken back.
+    """
+
+    wait_ms: "int" = betterproto2.field(11, betterproto2.TYPE_UINT64)
+    """
+    Milliseconds until a round may take it back; 0 when that is now or never.
+    """
+
+
+default_message_pool.register_message("metis.v1", "Verdict", Verdict)
 
 
 class NodeStub(betterproto2_grpclib.ServiceStub):
@@ -210,6 +381,49 @@ class NodeStub(betterproto2_grpclib.ServiceStub):
             metadata=metadata,
         )
 
+    async def reclaim(
+        self,
+        message: "ReclaimRequest",
+        *,
+        timeout: "float | None" = None,
+        deadline: "Deadline | None" = None,
+        metadata: "MetadataLike | None" = None,
+    ) -> "ReclaimResponse":
+        """
+        Reclaim looks at the evidence of the node for owners that are gone though
+        nobody deleted them, and takes back what they hold.
+        """
+
+        return await self._unary_unary(
+            "/metis.v1.Node/Reclaim",
+            message,
+            ReclaimResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
+    async def list_history(
+        self,
+        message: "ListHistoryRequest",
+        *,
+        timeout: "float | None" = None,
+        deadline: "Deadline | None" = None,
+        metadata: "MetadataLike | None" = None,
+    ) -> "ListHistoryResponse":
+        """
+        ListHistory tells who had which address from when to when, latest first.
+        """
+
+        return await self._unary_unary(
+            "/metis.v1.Node/ListHistory",
+            message,
+            ListHistoryResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
 
 class NodeBase(betterproto2_grpclib.ServiceBase):
     """
@@ -236,6 +450,23 @@ class NodeBase(betterproto2_grpclib.ServiceBase):
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
+    async def reclaim(self, message: "ReclaimRequest") -> "ReclaimResponse":
+        """
+        Reclaim looks at the evidence of the node for owners that are gone though
+        nobody deleted them, and takes back what they hold.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def list_history(
+        self, message: "ListHistoryRequest"
+    ) -> "ListHistoryResponse":
+        """
+        ListHistory tells who had which address from when to when, latest first.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
     async def __rpc_collect_garbage(
         self,
         stream: "grpclib.server.Stream[CollectGarbageRequest, CollectGarbageResponse]",
@@ -253,6 +484,22 @@ class NodeBase(betterproto2_grpclib.ServiceBase):
         response = await self.get_capacity(request)
         await stream.send_message(response)
 
+    async def __rpc_reclaim(
+        self, stream: "grpclib.server.Stream[ReclaimRequest, ReclaimResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.reclaim(request)
+        await stream.send_message(response)
+
+    async def __rpc_list_history(
+        self, stream: "grpclib.server.Stream[ListHistoryRequest, ListHistoryResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.list_history(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
         return {
             "/metis.v1.Node/CollectGarbage": grpclib.const.Handler(
@@ -266,5 +513,17 @@ class NodeBase(betterproto2_grpclib.ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 GetCapacityRequest,
                 GetCapacityResponse,
+            ),
+            "/metis.v1.Node/Reclaim": grpclib.const.Handler(
+                self.__rpc_reclaim,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                ReclaimRequest,
+                ReclaimResponse,
+            ),
+            "/metis.v1.Node/ListHistory": grpclib.const.Handler(
+                self.__rpc_list_history,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                ListHistoryRequest,
+                ListHistoryResponse,
             ),
         }
