@@ -1,4 +1,4 @@
-"""Sessions: lint, types, proto and tests by default; e2e and bench by name."""
+"""Sessions: lint, types, proto and tests by default; e2e, faults, bench by name."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def e2e(session: nox.Session) -> None:
     """Real libcni, containerd and podman; needs root and their Debian packages."""
     install(session, "e2e")
     session.run("pytest", "--confcutdir=tests/e2e", "tests/e2e", *session.posargs)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Everything breaks, and nothing is lost: a tenth of the counts, or --full.
+
+    Needs root and util-linux for file systems of its own; less without.
+    """
+    install(session, "faults")
+    session.run("pytest", "--confcutdir=tests/faults", "tests/faults", *session.posargs)
 
 
 @nox.session

@@ -14,9 +14,13 @@ from metis.errors import InvalidRequest
 DEFAULT_DIRECTORY = "/var/lib/cni/metis"
 DEFAULT_DB_PATH = f"{DEFAULT_DIRECTORY}/metis.sqlite"
 DEFAULT_SOCKET_PATH = f"{DEFAULT_DIRECTORY}/metis-adaptive-ipam.sock"
+DEFAULT_CNI_CACHE_DIR = "/var/lib/cni/results"
 DEFAULT_CNI_LOG_PATH = f"{DEFAULT_DIRECTORY}/metis-cni.log"
 
 SYNCHRONOUS_LEVELS = ("NORMAL", "FULL")
+
+LAST_UID = 2**32 - 2
+"""The highest uid. The one after it, -1 as the kernel counts, stands for none."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {
@@ -83,13 +87,27 @@ class DaemonConfig:
       sustained_low_utilization_duration: how long a network must be nearly
         empty before a block of it drains.
       synchronous: SQLite's setting, "NORMAL" or "FULL".
+      cni_cache_dir: where libcni, and so the container runtime, keeps the result of
+        each ADD; looked at when the database has lost records. Empty for nowhere.
       shutdown_grace: how long calls in flight may take once the daemon stops.
+      allow_uids: who may connect to the Unix socket, beside root and the user
+        that the daemon runs as.
+      reclaim_interval: how often the daemon looks for owners that are gone, and
+        the least time for which one must be gone. 0 means never.
+      reclaim_grace: how long an owner is left alone after it asked for its address,
+        whatever is seen of it. Runtimes list a container only once all of it is
+        up, and give up on that within 4 minutes.
+      reclaim_limit: most addresses that are taken back at once; where it would be
+        more, none is.
+      cri_socket: the Unix socket of the container runtime's CRI, as a path, to ask
+        which containers there are; empty asks nobody.
 
     The three durations of capacity are taken over from the original so that
     its unit files work unchanged; they rest until blocks come from outside.
 
     Raises:
-      InvalidRequest: an empty path, a negative time, an unknown level.
+      InvalidRequest: an empty path, a negative time, an unknown level, a uid
+        that is none, a negative limit.
     """
 
     db_path: str = DEFAULT_DB_PATH
@@ -100,6 +118,12 @@ class DaemonConfig:
     sustained_low_utilization_duration: float = 8 * 3600.0
     synchronous: str = "NORMAL"
     shutdown_grace: float = 5.0
+    cni_cache_dir: str = DEFAULT_CNI_CACHE_DIR
+    allow_uids: tuple[int, ...] = ()
+    reclaim_interval: float = 60.0
+    reclaim_grace: float = 300.0
+    reclaim_limit: int = 100
+    cri_socket: str = ""
 
     def __post_init__(self) -> None:
         for name in ("db_path", "socket_path"):
@@ -112,6 +136,8 @@ class DaemonConfig:
             "draining_expiration",
             "sustained_low_utilization_duration",
             "shutdown_grace",
+            "reclaim_interval",
+            "reclaim_grace",
         ):
             value = getattr(self, name)
             if not 0 <= value <= LONGEST_DURATION:
@@ -119,8 +145,31 @@ class DaemonConfig:
                     f"{name} is {value!r}: it must be a number of seconds from 0 up "
                     f"to {LONGEST_DURATION:.0f}"
                 )
+        if "\0" in self.cni_cache_dir:
+            raise InvalidRequest(
+                f"cni_cache_dir is {self.cni_cache_dir!r}: it must be the path of a "
+                "directory, or empty"
+            )
         if self.synchronous not in SYNCHRONOUS_LEVELS:
             raise InvalidRequest(
                 f"synchronous is {self.synchronous!r}: "
                 f"it must be one of {', '.join(SYNCHRONOUS_LEVELS)}"
+            )
+        for uid in self.allow_uids:
+            if type(uid) is not int or not 0 <= uid <= LAST_UID:
+                raise InvalidRequest(
+                    f"allow_uids has {uid!r}: write the number of a user, "
+                    f"0 to {LAST_UID}, as `id -u NAME` tells it"
+                )
+        if type(self.reclaim_limit) is not int or self.reclaim_limit < 0:
+            raise InvalidRequest(
+                f"reclaim_limit is {self.reclaim_limit!r}: "
+                "it must be a number of addresses, 0 or more"
+            )
+        if self.cri_socket and (
+            not self.cri_socket.startswith("/") or "\0" in self.cri_socket
+        ):
+            raise InvalidRequest(
+                f"cri_socket is {self.cri_socket!r}: it must be the absolute path of "
+                "a Unix socket, for example '/run/containerd/containerd.sock'"
             )

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 from betterproto2.grpclib import ServiceBase
@@ -25,7 +26,7 @@ from metis.clock import Clock, SystemClock
 from metis.cni import spool
 from metis.config import DaemonConfig
 from metis.engine import Engine
-from metis.errors import MetisError, sole_error
+from metis.errors import MetisError, StoreDamaged, sole_error
 from metis.health import HealthService
 from metis.node_service import NodeService
 from metis.rpc.server import serve as serve_rpc
@@ -33,23 +34,47 @@ from metis.rpc.transport import Transport, UnixTransport
 from metis.service import AdaptiveIpamService, AdminService
 from metis.store.store import Store, open_store
 
+if TYPE_CHECKING:
+    from metis.reclaim import Reclaimer
+    from metis.store.rebuilding import Claim
+
 log = logging.getLogger("metis.daemon")
 
 SERVICES = ("adaptiveipam.v1.AdaptiveIpam", "admin.v1.Admin", "metis.v1.Node")
 """Full names of the services whose health can be asked for."""
 
+BY_HAND_INTERVAL = 60.0
+"""Least seconds between two strikes where the daemon makes no rounds of its own and
+all come by `metis reclaim`."""
 
-@dataclass(frozen=True, slots=True)
+
+HEALINGS_IN_A_ROW = 5
+"""How often a database that is damaged while it is served is opened anew before the
+daemon gives up: what breaks it is still there."""
+
+IN_A_ROW_SECONDS = 600.0
+"""Seconds without damage after which the next one is the first again."""
+
+FIRST_PAUSE = 0.1
+"""Seconds before a database is opened anew, doubled each time in a row."""
+
+
+@dataclass(slots=True)
 class Daemon:
     """A daemon that serves; what `nursery.start(metis.serve, config)` returns.
 
+    When the database was damaged and is made anew, so is everything over it: ask for
+    these each time they are needed.
+
     Attributes:
       engine: the rules, for a program that calls them without gRPC.
+      store: what is known, for one that only looks.
       addresses: where the transport listens, as it spells it; for TCP with
         port 0 this tells the port.
     """
 
     engine: Engine
+    store: Store
     addresses: Sequence[str]
 
 
@@ -72,16 +97,17 @@ async def serve(
     Raises:
       StoreIncompatible: the file is not a database that this version may use.
       StoreUnavailable: the database cannot be opened for writing.
+      StoreDamaged: it was damaged again and again while it was served.
       TransportError: the address cannot be listened on.
       AddressInUse: another daemon serves there.
     """
+    place = transport or UnixTransport(
+        config.socket_path, allowed_uids=config.allow_uids
+    )
     try:
-        await _serve(
-            config,
-            transport or UnixTransport(config.socket_path),
-            clock or SystemClock(),
-            task_status,
-        )
+        # First, so that a daemon that is not to be opens nobody's database.
+        with place.claim():
+            await _serve_on(config, place, clock or SystemClock(), task_status)
     except BaseExceptionGroup as group:
         # The nurseries below wrap what this function promises to raise.
         sole = sole_error(group)
@@ -97,18 +123,29 @@ class Node:
     Attributes:
       store: what is known.
       engine: the rules.
+      reclaimer: who looks for owners that are gone; None in direct mode.
       health: what is told about both.
       services: all of it as gRPC serves it.
     """
 
     store: Store
     engine: Engine
+    reclaimer: Reclaimer | None
     health: HealthService
     services: Sequence[ServiceBase]
 
 
 @asynccontextmanager
-async def open_node(config: DaemonConfig, clock: Clock) -> AsyncIterator[Node]:
+async def open_node(
+    config: DaemonConfig,
+    clock: Clock,
+    *,
+    thorough: bool = False,
+    socket_path: str = "",
+    healings: int = 0,
+    reclaims: bool = False,
+    patience: float | None = None,
+) -> AsyncIterator[Node]:
     """Open a node's database, with everything but a place to listen.
 
     The daemon serves it, and a plugin without a daemon asks it in its own process.
@@ -116,6 +153,11 @@ async def open_node(config: DaemonConfig, clock: Clock) -> AsyncIterator[Node]:
     Args:
       config: where the database is and the times that govern addresses.
       clock: where raw time comes from.
+      thorough: whether the whole database is looked through for damage first.
+      socket_path: where it is served; empty for nowhere.
+      healings: how often the database was healed before.
+      reclaims: whether owners that are gone are looked for, which is the daemon's.
+      patience: how long to wait for others who open the database, in seconds.
 
     Raises:
       StoreError: as `metis.store.store.open_store`.
@@ -125,34 +167,122 @@ async def open_node(config: DaemonConfig, clock: Clock) -> AsyncIterator[Node]:
         clock=clock,
         release_cooldown=config.release_cooldown,
         synchronous=config.synchronous,
+        thorough=thorough,
+        evidence=partial(_evidence, config, socket_path),
+        healings=healings,
+        patience=patience,
     ) as store:
         engine = Engine(store)
+        reclaimer = _reclaimer(config, engine, store) if reclaims else None
         health = HealthService(SERVICES)
         services = [
             AdaptiveIpamService(engine),
             AdminService(store),
-            NodeService(engine),
+            NodeService(engine, store, reclaimer),
             health,
         ]
-        yield Node(store, engine, health, services)
+        yield Node(store, engine, reclaimer, health, services)
+
+
+def _evidence(config: DaemonConfig, socket_path: str) -> Sequence[Claim]:
+    """Who must have an address, by what the runtime keeps; when records are lost."""
+    # Here, because a plugin in direct mode comes by this module, and hardly ever here.
+    from metis.cni import cache
+
+    return cache.claims(config.cni_cache_dir, config.db_path, socket_path)
+
+
+def _reclaimer(config: DaemonConfig, engine: Engine, store: Store) -> Reclaimer:
+    """Who looks for owners that are gone; nothing runs yet."""
+    # Here, because a plugin in direct mode comes by this module, too.
+    from metis.evidence import Lookout
+    from metis.reclaim import Reclaimer, Rules
+
+    rules = Rules(
+        interval=config.reclaim_interval or BY_HAND_INTERVAL,
+        grace=config.reclaim_grace,
+        limit=config.reclaim_limit,
+    )
+    runtime = UnixTransport(config.cri_socket) if config.cri_socket else None
+    lookout = Lookout(store.clock.now_ms, store.boot_id, runtime)
+    return Reclaimer(engine, store, rules, lookout.look)
+
+
+class _Announcement:
+    """Tells once that the daemon serves, and keeps what was told up to date."""
+
+    def __init__(self, task_status: trio.TaskStatus[Daemon]) -> None:
+        self.healings = 0  # of the database so far
+        self._task_status = task_status
+        self._daemon: Daemon | None = None
+
+    def serving(self, node: Node, addresses: Sequence[str]) -> None:
+        """Calls are accepted, for the first time or again."""
+        log.info("serving", extra={"address": ", ".join(addresses)})
+        if self._daemon is None:
+            self._daemon = Daemon(node.engine, node.store, addresses)
+            self._task_status.started(self._daemon)
+        self._daemon.engine = node.engine
+        self._daemon.store = node.store
+        self._daemon.addresses = addresses
+
+
+async def _serve_on(
+    config: DaemonConfig,
+    transport: Transport,
+    clock: Clock,
+    task_status: trio.TaskStatus[Daemon],
+) -> None:
+    """Serve; open the database anew, which heals it, when it is found damaged."""
+    announcement = _Announcement(task_status)
+    in_a_row = 0
+    while True:
+        begun = trio.current_time()
+        try:
+            await _serve(config, transport, clock, announcement)
+        except BaseExceptionGroup as group:
+            # Of the nurseries: found while serving. What cannot be opened is alone.
+            damage = sole_error(group)
+            if not isinstance(damage, StoreDamaged):
+                raise
+        if trio.current_time() - begun > IN_A_ROW_SECONDS:
+            in_a_row = 0
+        in_a_row += 1
+        if in_a_row > HEALINGS_IN_A_ROW:
+            raise damage
+        log.error("the database is damaged and is opened anew: %s", damage)
+        await trio.sleep(FIRST_PAUSE * 2 ** (in_a_row - 1))
 
 
 async def _serve(
     config: DaemonConfig,
     transport: Transport,
     clock: Clock,
-    task_status: trio.TaskStatus[Daemon],
+    announcement: _Announcement,
 ) -> None:
-    async with open_node(config, clock) as node, trio.open_nursery() as background:
+    async with (
+        open_node(
+            config,
+            clock,
+            thorough=True,
+            socket_path=config.socket_path,
+            healings=announcement.healings,
+            reclaims=True,
+        ) as node,
+        trio.open_nursery() as background,
+    ):
+        announcement.healings = node.store.statistics().healings
+        background.start_soon(node.store.damage.wait)
         await background.start(
             spool.keep_applying, config.db_path, node.engine, node.store
         )
         background.start_soon(_end_watches, node.health)
+        if node.reclaimer is not None and config.reclaim_interval:
+            background.start_soon(node.reclaimer.run)
         addresses = await background.start(
             partial(serve_rpc, node.services, transport, grace=config.shutdown_grace)
         )
-        log.info("serving", extra={"address": ", ".join(addresses)})
-        task_status.started(Daemon(node.engine, addresses))
+        announcement.serving(node, addresses)
 
 
 async def _end_watches(health: HealthService) -> None:

@@ -171,7 +171,7 @@ class Engine:
           owner: whose addresses.
           deadline: as in `allocate`.
           arrived_ms: when the wish to delete it arrived, in stored time, where
-            that was earlier than now.
+            that was earlier than now. What the owner got later stays with it.
 
         Returns:
           What was released; empty when nothing was held, which is no error.
@@ -185,7 +185,10 @@ class Engine:
             if arrived_ms is None or call.started_ms <= arrived_ms:
                 call.end()
         released = await _persist(
-            lambda: self._store.release(owner, deleted_at=deleted_at), _until(deadline)
+            lambda: self._store.release(
+                owner, deleted_at=deleted_at, allocated_until=arrived_ms
+            ),
+            _until(deadline),
         )
         self._announce_all(owner.network, released)
         return released

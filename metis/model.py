@@ -32,6 +32,7 @@ __all__ = [
     "Allocation",
     "CIDRBlock",
     "Family",
+    "Holding",
     "IPUsage",
     "Owner",
     "Pod",
@@ -160,6 +161,33 @@ class Allocation:
     address: str
     cidr: str
     allocation_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One address and all that is known of whoever holds it.
+
+    Attributes:
+      owner: who holds it.
+      pod: the pod's names; empty where the runtime told none.
+      family: of the address.
+      address: in canonical form.
+      allocation_id: as in `Allocation`.
+      allocated_at: when the owner asked for it last, in stored time; 0 where that
+        is not known.
+      boot_id: in which boot that was; empty where that is not known.
+      netns_path: of the owner's network namespace, as the runtime told it; empty
+        where it told none.
+    """
+
+    owner: Owner
+    pod: Pod
+    family: Family
+    address: str
+    allocation_id: str = ""
+    allocated_at: int = 0
+    boot_id: str = ""
+    netns_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

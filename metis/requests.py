@@ -32,6 +32,25 @@ MOST_ALTERNATIVES = 256
 """Most alternatives of a set, each of which may cost a look into its block."""
 
 
+LONGEST_PATH_BYTES = 4095
+"""Longest path that the kernel takes (PATH_MAX without its final zero byte)."""
+
+
+def netns_path_of(message: AllocatePodIpRequest) -> str:
+    """The path of the owner's network namespace; empty for one that cannot be.
+
+    It is evidence for later and no part of what is asked for, so that a path which
+    could never be looked at is no reason to refuse anything.
+    """
+    path = message.netns_path
+    is_usable = (
+        path.startswith("/")
+        and path.isprintable()
+        and len(path.encode()) <= LONGEST_PATH_BYTES
+    )
+    return path if is_usable else ""
+
+
 def owner_of(message: AllocatePodIpRequest) -> Owner:
     """The owner that the configurations of the families name.
 

@@ -43,7 +43,12 @@ from metis.errors import (
     StoreUnavailable,
 )
 from metis.model import DEFAULT_NETWORK, Allocation, Owner, Pod, TablePage
-from metis.requests import allocation_response, owner_of, wanted_of
+from metis.requests import (
+    allocation_response,
+    netns_path_of,
+    owner_of,
+    wanted_of,
+)
 from metis.store.store import Store
 
 ERROR_DOMAIN = "metis"
@@ -82,6 +87,7 @@ class AdaptiveIpamService(AdaptiveIpamBase):
                 started_ms=self._engine.stored_ms(
                     message.started_boottime_ms, message.boot_id
                 ),
+                netns_path=netns_path_of(message),
             )
             return allocation_response(wanted, allocations)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.config import (
+    LAST_UID,
     LONGEST_DURATION,
     SYNCHRONOUS_LEVELS,
     DaemonConfig,
@@ -131,6 +132,8 @@ def test_a_path_must_be_one(name: str, path: str) -> None:
         "draining_expiration",
         "sustained_low_utilization_duration",
         "shutdown_grace",
+        "reclaim_interval",
+        "reclaim_grace",
     ],
 )
 @pytest.mark.parametrize("seconds", [-0.001, 1e10, math.inf, math.nan])
@@ -138,6 +141,23 @@ def test_a_time_must_be_a_number_of_seconds(name: str, seconds: float) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is .* seconds from 0 up"):
         DaemonConfig(**{name: seconds})  # type: ignore[arg-type]  # as above
     assert getattr(DaemonConfig(**{name: 0}), name) == 0  # type: ignore[arg-type]  # as above
+
+
+def test_users_are_numbers() -> None:
+    assert DaemonConfig().allow_uids == ()
+    assert DaemonConfig(allow_uids=(0, 1001, LAST_UID)).allow_uids == (
+        0,
+        1001,
+        LAST_UID,
+    )
+
+
+@pytest.mark.parametrize("uid", [-1, LAST_UID + 1, True, 1.0, "1001", "alice"])
+def test_what_is_no_uid_is_refused(uid: object) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"allow_uids has {uid!r}: write the number"
+    ):
+        DaemonConfig(allow_uids=(1001, uid))  # type: ignore[arg-type]  # the test
 
 
 @pytest.mark.parametrize("level", SYNCHRONOUS_LEVELS)
@@ -149,3 +169,24 @@ def test_a_level_of_sqlite_is_taken(level: str) -> None:
 def test_another_level_is_refused(level: str) -> None:
     with pytest.raises(InvalidRequest, match="one of NORMAL, FULL"):
         DaemonConfig(synchronous=level)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "9"])
+def test_a_limit_is_a_number_of_addresses(limit: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"reclaim_limit is {limit!r}: it must"):
+        DaemonConfig(reclaim_limit=limit)  # type: ignore[arg-type]  # that is the test
+    assert DaemonConfig(reclaim_limit=0).reclaim_limit == 0
+
+
+@pytest.mark.parametrize("path", ["containerd.sock", "unix:///run/c.sock", "/run/\0"])
+def test_the_runtime_s_socket_is_an_absolute_path(path: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"cri_socket .* for example '/run/"):
+        DaemonConfig(cri_socket=path)
+    assert DaemonConfig(cri_socket="/run/c.sock").cri_socket == "/run/c.sock"
+
+
+def test_the_directory_of_the_runtime_s_cache_is_a_path_or_empty() -> None:
+    assert DaemonConfig().cni_cache_dir == "/var/lib/cni/results"
+    assert DaemonConfig(cni_cache_dir="").cni_cache_dir == ""
+    with pytest.raises(InvalidRequest, match="cni_cache_dir is"):
+        DaemonConfig(cni_cache_dir="/a\0b")

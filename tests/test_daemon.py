@@ -6,6 +6,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import apsw
 import pytest
 import trio
 from grpclib import GRPCError, Status
@@ -137,13 +138,16 @@ async def test_what_was_answered_is_there_after_a_restart(tmp_path: Path) -> Non
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.damages_database("a database of a version to come")
 async def test_a_failure_to_start_is_itself_and_not_a_group(tmp_path: Path) -> None:
     newer = tmp_path / "file"
-    newer.write_text("this is no database, and nobody may take it for one\n" * 100)
+    connection = apsw.Connection(str(newer))
+    connection.pragma("user_version", 7)
+    connection.close()
     config = metis.DaemonConfig(
         db_path=str(newer), socket_path=str(tmp_path / "socket")
     )
-    with pytest.raises(metis.StoreDamaged, match=str(newer)):
+    with pytest.raises(metis.StoreIncompatible, match=str(newer)):
         await metis.serve(config)
 
     occupied = tmp_path / "occupied"

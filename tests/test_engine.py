@@ -100,9 +100,15 @@ class Desk:
     ) -> None:
         self.database.connection.execute(
             "UPDATE ip_addresses SET is_allocated = ?1 IS NOT NULL, container_id = ?1,"
-            " interface_name = 'eth0', release_at = ?2 WHERE address = ?3"
+            " interface_name = iif(?1 IS NULL, NULL, 'eth0'), pod_name = NULL,"
+            " pod_namespace = NULL, allocated_at = iif(?1 IS NULL, NULL, 1),"
+            " release_at = ?2 WHERE address = ?3"
             " AND cidr_block_id IN (SELECT id FROM cidr_blocks WHERE network = ?4)",
             (container, release_at, address, network),
+        )
+        self.database.connection.execute(
+            "UPDATE cidr_blocks SET allocated_ips = (SELECT count(*) FROM ip_addresses"
+            " WHERE cidr_block_id = cidr_blocks.id AND is_allocated = TRUE)"
         )
         self.database.connection.execute(
             "UPDATE cidr_blocks SET allocated_ips = (SELECT count(*) FROM ip_addresses"
@@ -853,6 +859,19 @@ async def test_a_del_that_arrived_earlier_ends_only_what_began_before(
         await d.queue(owner("c1"), IPV4)
         await d.engine.deallocate(owner("c1"), arrived_ms=d.engine.now_ms() - 1)
     assert d.served == [("c1", 5.0)]
+
+
+async def test_a_del_that_arrived_earlier_takes_nothing_that_was_got_since(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk(cooldown=5) as d:
+        await fill(d, "10.0.0.0/30")
+        await trio.sleep(1)
+        assert not await d.engine.deallocate(
+            owner("x0"), arrived_ms=d.engine.now_ms() - 2000
+        )
+        assert len(await d.engine.check(owner("x0"))) == 1
+        assert await d.engine.deallocate(owner("x0"), arrived_ms=d.engine.now_ms() - 1)
 
 
 async def test_an_allocation_is_given_back_unless_the_owner_asked_again(

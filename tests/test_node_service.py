@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 from grpclib import GRPCError, Status
 
+from metis import node_service
 from metis.api.adaptiveipam.v1 import (
     AdaptiveIpamStub,
     AddressRange,
@@ -21,10 +23,14 @@ from metis.api.metis.v1 import (
     Attachment,
     CollectGarbageRequest,
     GetCapacityRequest,
+    ListHistoryRequest,
     NodeStub,
+    ReclaimRequest,
 )
 from metis.clock import SystemClock
+from metis.cni.direct import open_direct
 from tests.serving import serving
+from tests.store.databases import ManualClock
 
 
 def request(container_id: str, **fields: object) -> AllocatePodIpRequest:
@@ -183,3 +189,102 @@ async def test_sets_requested_and_sticky_addresses_on_the_wire(tmp_path: Path) -
         with pytest.raises(GRPCError, match="overlaps range") as caught:
             await stub.allocate_pod_ip(request("c3", sets=overlapping))
         assert caught.value.status is Status.INVALID_ARGUMENT
+
+
+def lost(container_id: str, directory: Path) -> AllocatePodIpRequest:
+    """The request of a pod with its network namespace in a directory."""
+    return request(
+        container_id,
+        pod_name=f"pod-{container_id}",
+        pod_namespace="shop",
+        netns_path=str(directory / container_id),
+    )
+
+
+async def test_lost_pods_are_explained_struck_twice_and_freed(tmp_path: Path) -> None:
+    netns = tmp_path / "netns"
+    netns.mkdir()
+    (netns / "c1").touch()
+    clock = ManualClock()
+    async with serving(
+        tmp_path, clock, reclaim_interval=0, reclaim_grace=10, reclaim_limit=1
+    ) as (channel, _):
+        stub, node = AdaptiveIpamStub(channel), NodeStub(channel)
+        for container in ("c1", "c2", "c3"):
+            await stub.allocate_pod_ip(lost(container, netns))
+        clock.advance(10_000)
+
+        dry = await node.reclaim(ReclaimRequest(dry_run=True))
+        assert [
+            (one.container_id, one.gone, one.strikes, one.wait_ms)
+            for one in dry.verdicts
+        ] == [("c2", True, 0, 60_000), ("c3", True, 0, 60_000), ("c1", False, 0, 0)]
+        first = dry.verdicts[0]
+        assert (first.network, first.interface_name) == ("default", "eth0")
+        assert (first.pod_namespace, first.pod_name) == ("shop", "pod-c2")
+        assert first.ip_address == "10.1.0.3"
+        assert first.reason == f"its network namespace {netns / 'c2'} is gone"
+
+        assert [
+            one.strikes for one in (await node.reclaim(ReclaimRequest())).verdicts
+        ] == [1, 1, 0]
+        clock.advance(60_000)
+        held_back = await node.reclaim(ReclaimRequest())
+        assert "the limit is 1" in held_back.held_back
+        assert not any(one.released for one in held_back.verdicts)
+        answer = await node.reclaim(ReclaimRequest(limit=2))
+        assert [(one.container_id, one.released) for one in answer.verdicts] == [
+            ("c2", True),
+            ("c3", True),
+            ("c1", False),
+        ]
+        assert (answer.held_back, answer.left_out) == ("", 0)
+        history = await node.list_history(ListHistoryRequest(container_id="c2"))
+        assert [one.reason for one in history.entries] == [
+            f"reclaimed: its network namespace {netns / 'c2'} is gone"
+        ]
+        await stub.check_pod_ip(
+            CheckPodIpRequest(container_id="c1", interface_name="eth0")
+        )
+
+
+async def test_the_daemon_frees_lost_pods_by_itself(tmp_path: Path) -> None:
+    netns = tmp_path / "netns"
+    netns.mkdir()
+    (netns / "c1").touch()
+    async with serving(tmp_path, reclaim_interval=0.01, reclaim_grace=0.01) as (
+        channel,
+        daemon,
+    ):
+        stub, node = AdaptiveIpamStub(channel), NodeStub(channel)
+        await stub.allocate_pod_ip(lost("c1", netns))
+        await stub.allocate_pod_ip(lost("c2", netns))
+        with trio.fail_after(10):
+            while len(await daemon.store.holdings()) > 1:
+                await trio.lowlevel.checkpoint()
+        (kept,) = (await node.reclaim(ReclaimRequest(dry_run=True))).verdicts
+    assert kept.container_id == "c1"
+
+
+async def test_what_does_not_fit_is_counted_and_the_lost_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netns = tmp_path / "netns"
+    netns.mkdir()
+    (netns / "c1").touch()
+    clock = ManualClock()
+    monkeypatch.setattr(node_service, "MOST_VERDICT_BYTES", 400)
+    async with serving(tmp_path, clock, reclaim_grace=0) as (channel, _):
+        for container in ("c1", "c2", "c3"):
+            await AdaptiveIpamStub(channel).allocate_pod_ip(lost(container, netns))
+        clock.advance(1)
+        answer = await NodeStub(channel).reclaim(ReclaimRequest(dry_run=True))
+    assert answer.left_out == 3 - len(answer.verdicts) > 0
+    assert answer.verdicts[0].gone
+
+
+async def test_without_a_daemon_nobody_is_looked_for(tmp_path: Path) -> None:
+    async with open_direct(str(tmp_path / "metis.sqlite"), 60) as channel:
+        with pytest.raises(GRPCError, match="only a daemon makes rounds") as caught:
+            await NodeStub(channel).reclaim(ReclaimRequest())
+    assert caught.value.status is Status.UNIMPLEMENTED

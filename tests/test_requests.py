@@ -13,9 +13,11 @@ from metis.api.adaptiveipam.v1 import (
 from metis.errors import InvalidRequest
 from metis.model import Allocation, CIDRBlock, Family, Owner, Wanted
 from metis.requests import (
+    LONGEST_PATH_BYTES,
     MOST_ALTERNATIVES,
     MOST_SETS,
     allocation_response,
+    netns_path_of,
     owner_of,
     wanted_of,
 )
@@ -50,6 +52,28 @@ def test_sets_stand_in_place_of_the_blocks() -> None:
     assert str(four.ranges) == "10.0.0.0/24, 10.0.1.0/24"
     assert owner_of(message) == Owner("default", "c1", "eth0")
     assert wanted_of(request()) == [Wanted(Family.IPV4, CIDRBlock.parse("10.9.0.0/24"))]
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/run/netns/a", True),
+        ("/run/netns/a b", True),
+        ("/" + "n" * (LONGEST_PATH_BYTES - 1), True),
+        ("/" + "n" * LONGEST_PATH_BYTES, False),
+        ("/" + "ö" * (LONGEST_PATH_BYTES // 2 + 1), False),
+        ("", False),
+        ("netns/a", False),
+        ("/run/netns/\n", False),
+        ("/run/netns/\0", False),
+    ],
+)
+def test_a_namespace_is_known_by_a_path_that_there_can_be(
+    path: str, kept: bool
+) -> None:
+    message = request()
+    message.netns_path = path
+    assert netns_path_of(message) == (path if kept else "")
 
 
 def test_every_field_of_a_range_counts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import click
@@ -14,10 +13,9 @@ from metis.api.admin.v1 import (
     ListIpAddressesRequest,
 )
 from metis.cli.options import RPC_TIMEOUT, run_reported, socket_path_option
+from metis.cli.output import Page, output_option, print_pages
 from metis.rpc.channel import Channel, open_channel
 from metis.rpc.transport import UnixTransport
-
-COLUMN_GAP = "   "
 
 FetchPage = Callable[[Channel, str, str], Awaitable[AdminTableDumpResponse]]
 """Fetch one page: (channel, filter, page token) -> page."""
@@ -38,14 +36,6 @@ def ip_addresses() -> None:
     """Addresses: who holds which, and which are cooling."""
 
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="A table for people, or a JSON array of objects.",
-)
 filter_option = click.option(
     "--filter",
     "filter_",
@@ -98,45 +88,16 @@ def list_ip_addresses(output: str, filter_: str, socket_path: str) -> None:
 async def _dump(socket_path: str, fetch: FetchPage, filter_: str, output: str) -> None:
     """Fetch all pages and print them as they come."""
     async with open_channel(UnixTransport(socket_path)) as channel:
-        pages = _pages(channel, fetch, filter_)
-        if output == "json":
-            await _print_json(pages)
-        else:
-            await _print_table(pages)
+        await print_pages(_pages(channel, fetch, filter_), output)
 
 
 async def _pages(
     channel: Channel, fetch: FetchPage, filter_: str
-) -> AsyncIterator[AdminTableDumpResponse]:
+) -> AsyncIterator[Page]:
     token = ""
     while True:
         page = await fetch(channel, filter_, token)
-        yield page
+        yield Page(page.headers, [row.values for row in page.rows])
         token = page.next_page_token
         if not token:
             return
-
-
-async def _print_json(pages: AsyncIterator[AdminTableDumpResponse]) -> None:
-    separator = "["
-    async for page in pages:
-        for row in page.rows:
-            record = dict(zip(page.headers, row.values, strict=True))
-            click.echo(f"{separator}\n  {json.dumps(record)}", nl=False)
-            separator = ","
-    click.echo("[]" if separator == "[" else "\n]")
-
-
-async def _print_table(pages: AsyncIterator[AdminTableDumpResponse]) -> None:
-    """Print aligned columns; a later page may widen a column but never narrow it."""
-    widths: list[int] = []
-    async for page in pages:
-        lines = [list(row.values) for row in page.rows]
-        if not widths:
-            lines.insert(0, [header.upper() for header in page.headers])
-            widths = [0] * len(page.headers)
-        for line in lines:
-            widths = [max(w, len(cell)) for w, cell in zip(widths, line, strict=True)]
-        for line in lines:
-            cells = (cell.ljust(w) for cell, w in zip(line, widths, strict=True))
-            click.echo(COLUMN_GAP.join(cells).rstrip())

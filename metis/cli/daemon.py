@@ -6,24 +6,29 @@ stderr, the service manager's notifications and the limit of open files.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
+import os
 import resource
 import signal
+from collections.abc import AsyncIterator
 
 import click
 import trio
 
 import metis
 from metis.cli.logs import set_up_logging
-from metis.cli.options import Duration, run_reported
+from metis.cli.options import Duration, SafePath, run_reported
 from metis.cli.sd_notify import sd_notify
+from metis.cli.watchdog import feed_watchdog, watchdog_seconds
 from metis.config import (
     DEFAULT_DB_PATH,
     DEFAULT_SOCKET_PATH,
     SYNCHRONOUS_LEVELS,
     DaemonConfig,
 )
+from metis.paths import exposed_directory_of
 
 log = logging.getLogger("metis.daemon")
 
@@ -34,18 +39,64 @@ GARBAGE_THRESHOLDS = (20_000, 50, 100)
 one generation before the next older one is searched as well (module gc)."""
 
 
+UID_DIGITS = 10
+"""Digits of the highest uid."""
+
+
+class Uid(click.ParamType[int]):
+    """The number of a user. A name might mean another one tomorrow."""
+
+    name = "uid"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read decimal digits; DaemonConfig says which numbers there are."""
+        text = str(value)
+        if not (text.isascii() and text.isdigit() and len(text) <= UID_DIGITS):
+            self.fail(
+                f"{text!r} is not a uid: write the user's number, "
+                "as `id -u NAME` tells it",
+                param,
+                ctx,
+            )
+        return int(text)
+
+
+class CriSocket(SafePath):
+    """The runtime's socket: a path, also in the form in which the kubelet has it."""
+
+    name = "path"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Take "unix:///run/containerd/containerd.sock" for the path in it."""
+        path = str(value).removeprefix("unix://")
+        return super().convert(path, param, ctx) if path else ""
+
+
 @click.command("daemon")
 @click.option(
     "--db-path",
+    type=SafePath(),
     default=DEFAULT_DB_PATH,
     show_default=True,
     help="SQLite database; made when it does not exist.",
 )
 @click.option(
     "--socket-path",
+    type=SafePath(),
     default=DEFAULT_SOCKET_PATH,
     show_default=True,
     help="Unix socket to serve on (mode 0600).",
+)
+@click.option(
+    "--allow-uid",
+    "allow_uids",
+    type=Uid(),
+    multiple=True,
+    help="Serve this user as well as root and the daemon's own; may be repeated.",
 )
 @click.option(
     "--release-cooldown",
@@ -76,6 +127,34 @@ one generation before the next older one is searched as well (module gc)."""
     help="How long a network is nearly empty before a block of it drains.",
 )
 @click.option(
+    "--reclaim-interval",
+    type=Duration(),
+    default="1m",
+    show_default=True,
+    help="How often to look for pods that are gone without a DEL; 0 is never.",
+)
+@click.option(
+    "--reclaim-grace",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="How long a pod is left alone after it asked for its address.",
+)
+@click.option(
+    "--reclaim-limit",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.reclaim_limit,
+    show_default=True,
+    help="Most addresses that are taken back at once; if there are more, none is.",
+)
+@click.option(
+    "--cri-socket",
+    type=CriSocket(),
+    default=_DEFAULTS.cri_socket,
+    metavar="PATH",
+    help="Unix socket of the container runtime, to ask which pods there are.",
+)
+@click.option(
     "--synchronous",
     type=click.Choice(SYNCHRONOUS_LEVELS, case_sensitive=False),
     default=_DEFAULTS.synchronous,
@@ -104,11 +183,14 @@ def command(log_format: str, verbose: int, **settings: object) -> None:
     accepted as the original's flags and have no effect yet.
     """
     set_up_logging(log_format, verbose)
+    faulthandler.enable()  # whoever aborts a daemon that hangs learns where
     raise_open_file_limit()
     spare_garbage_collection()
 
     async def run() -> None:
-        await run_until_signal(DaemonConfig(**settings))  # type: ignore[arg-type]  # click has converted each to the field's type
+        config = DaemonConfig(**settings)  # type: ignore[arg-type]  # click has converted each to the field's type
+        warn_of_exposed_directories(config)
+        await run_until_signal(config)
 
     run_reported(run)
 
@@ -117,14 +199,44 @@ async def run_until_signal(config: DaemonConfig) -> None:
     """Serve until SIGTERM or SIGINT, then stop in order."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            await nursery.start(metis.serve, config)
+            # From the first: a start may have much to restore.
+            nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
+            daemon = await nursery.start(metis.serve, config)
             sd_notify("READY=1", f"STATUS=serving on {config.socket_path}")
-            async for number in signals:
-                log.info("stopping", extra={"signal": signal.Signals(number).name})
-                sd_notify("STOPPING=1")
-                nursery.cancel_scope.cancel()
-                break
+            watchdog = watchdog_seconds(os.environ, os.getpid())
+            if watchdog is not None:
+                nursery.start_soon(
+                    feed_watchdog,
+                    watchdog,
+                    # The store of that moment: a damaged one is replaced.
+                    lambda: daemon.store.list_blocks(page_size=1),
+                )
     log.info("stopped")
+
+
+async def _stop_at_signal(
+    signals: AsyncIterator[int], daemon: trio.CancelScope
+) -> None:
+    """Wait for a signal, then have the daemon stop."""
+    number = await anext(signals)
+    log.info("stopping", extra={"signal": signal.Signals(number).name})
+    sd_notify("STOPPING=1")
+    daemon.cancel()
+
+
+def warn_of_exposed_directories(config: DaemonConfig) -> None:
+    """Say where others could put a database or a socket of theirs.
+
+    Nothing is changed: the directory may be shared on purpose, and is not ours.
+    """
+    paths = (config.db_path, config.socket_path)
+    for directory in sorted({exposed_directory_of(path) or "" for path in paths}):
+        if directory:
+            log.warning(
+                "anybody may replace files in this directory: "
+                "let its owner alone write to it",
+                extra={"directory": directory},
+            )
 
 
 def spare_garbage_collection() -> None:

@@ -9,6 +9,7 @@ plugin above it, metis only hands out addresses and makes no interface.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -116,7 +117,7 @@ def command() -> None:
 
 async def _demo() -> None:
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="metis-demo-") as name:
+    with _temporary_directory() as name:
         directory = Path(name)
         plugin = await trio.to_thread.run_sync(install, directory)
         config = metis.DaemonConfig(
@@ -144,6 +145,12 @@ async def _demo() -> None:
         raise click.ClickException(
             f"these calls went otherwise than expected: {', '.join(runtime.surprises)}"
         )
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """A new directory, by a path without links: of some the plugin wants nothing."""
+    place = os.path.realpath(tempfile.gettempdir())
+    return tempfile.TemporaryDirectory(prefix="metis-demo-", dir=place)
 
 
 async def _play(runtime: Runtime) -> None:

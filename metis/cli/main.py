@@ -14,10 +14,16 @@ import metis
 
 _COMMANDS = {
     "admin": "metis.cli.admin",
+    "backup": "metis.cli.backup",
+    "check": "metis.cli.check",
     "daemon": "metis.cli.daemon",
     "demo": "metis.cli.demo",
     "health": "metis.cli.health",
+    "history": "metis.cli.history",
     "install": "metis.cli.install",
+    "reclaim": "metis.cli.reclaim",
+    "repair": "metis.cli.repair",
+    "restore": "metis.cli.restore",
 }
 
 

@@ -9,8 +9,9 @@ import click
 import trio
 from grpclib import GRPCError
 
-from metis.config import DEFAULT_SOCKET_PATH, parse_duration
+from metis.config import DEFAULT_DB_PATH, DEFAULT_SOCKET_PATH, parse_duration
 from metis.errors import InvalidRequest, MetisError, sole_error
+from metis.paths import refuse_exposed_links
 
 RPC_TIMEOUT = 10.0
 """Seconds that a command waits for the daemon, as the original's client does."""
@@ -33,11 +34,45 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+class SafePath(click.ParamType[str]):
+    """A path of a file that no link takes to where others may write."""
+
+    name = "path"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Pass the path on as it is, if it may be used; see `metis.paths`."""
+        path = str(value)
+        try:
+            refuse_exposed_links("it", path)
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
+        return path
+
+
 socket_path_option = click.option(
     "--socket-path",
+    type=SafePath(),
     default=DEFAULT_SOCKET_PATH,
     show_default=True,
     help="Unix socket of the daemon.",
+)
+
+db_path_option = click.option(
+    "--db-path",
+    type=SafePath(),
+    default=DEFAULT_DB_PATH,
+    show_default=True,
+    help="SQLite database of the daemon.",
+)
+
+release_cooldown_option = click.option(
+    "--release-cooldown",
+    type=Duration(),
+    default="1m",
+    show_default=True,
+    help="How long addresses rest that lose their owner, or may have one.",
 )
 
 

@@ -8,6 +8,10 @@ import socket
 
 log = logging.getLogger("metis.daemon")
 
+NOTIFY_SECONDS = 0.5
+"""How long a service manager may let its queue be full, before it is not told: the
+whole daemon waits meanwhile."""
+
 
 def sd_notify(*assignments: str) -> bool:
     """Tell the service manager about the state of this process.
@@ -26,6 +30,7 @@ def sd_notify(*assignments: str) -> bool:
         address = "\0" + address[1:]  # Linux abstract namespace (unix(7))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(NOTIFY_SECONDS)
             sock.connect(address)
             sock.send("\n".join(assignments).encode())
     except OSError as error:

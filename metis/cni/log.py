@@ -11,6 +11,7 @@ that was on its way meanwhile lands in the older generation and is not lost.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -63,7 +64,7 @@ class CallRecord:
       args: CNI_ARGS.
       stdin: the configuration, which may hold secrets.
       version: the protocol version of the answer; not logged.
-      log_path: where the line goes.
+      log_path: where the line goes; empty for nowhere.
       level: one of LEVELS.
       complaint: what was wrong about the level that was asked for.
     """
@@ -155,6 +156,7 @@ def append(path: str, line: bytes, *, limit: int = MAX_LOG_BYTES) -> None:
     """
     descriptor = _open(path)
     try:
+        _keep_private(descriptor)
         if _is_full(descriptor, limit) and _rotated(descriptor, path, limit):
             os.close(descriptor)
             descriptor = -1
@@ -171,6 +173,14 @@ def _open(path: str) -> int:
     # Not blocking: a log that is a pipe nobody reads must not hold a pod up.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     return os.open(path, flags, MODE)
+
+
+def _keep_private(descriptor: int) -> None:
+    """Take from others what they may do with a log that somebody else has made."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~MODE:
+        with contextlib.suppress(OSError):  # not ours to change, but to write to
+            os.fchmod(descriptor, stat.S_IMODE(mode) & MODE)
 
 
 def _is_full(descriptor: int, limit: int) -> bool:

@@ -58,6 +58,7 @@ def allocate_request(request: Request) -> AllocatePodIpRequest:
         pod_name=request.pod.name,
         pod_namespace=request.pod.namespace,
         sticky=request.sticky,
+        netns_path=request.env.netns,
         sets=[_set(one) for one in request.wanted if one.ranges],
         requested_ips=[
             one.requested for one in request.wanted if one.requested and not one.ranges

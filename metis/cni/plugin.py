@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from metis.cni.protocol import (
     INTERNAL,
+    INVALID_CONFIGURATION,
     IO_FAILURE,
     CNIError,
     error_text,
@@ -143,7 +144,7 @@ def run(
     if call.complaint:
         complain(call.complaint)
     try:
-        if call.is_wanted:
+        if call.log_path and call.is_wanted:
             seconds = time.perf_counter() - start
             append(call.log_path, call.line(at=time.time(), seconds=seconds))
     except BaseException as error:
@@ -169,13 +170,50 @@ def _perform(
         raise CNIError(IO_FAILURE, f"stdin cannot be read: {error}") from error
     call.netns, call.args, call.stdin = env.netns, env.args, stdin
     config = spec.decode_configuration(stdin)
-    call.log_path = spec.log_path(config)
     call.set_level(spec.log_level(config))
     call.version = spec.answer_version(config)
+    # Before anything that may fail: that would be logged.
+    call.log_path = spec.log_path(config)
+    exposed_log = _exposed("logFile", call.log_path)
+    if exposed_log:
+        call.log_path = ""
     request = spec.read_request(env, config, program=program)
+    _refuse_exposed(request)
+    if exposed_log and env.command not in spec.FREEING:
+        raise CNIError(INVALID_CONFIGURATION, exposed_log)
+    if exposed_log:
+        call.complaint = f"metis: {exposed_log}"
     call.pod = "/".join(filter(None, (request.pod.namespace, request.pod.name)))
     call.note = request.note
     call.addresses = carry_out(request)
+
+
+def _refuse_exposed(request: Request) -> None:
+    """Refuse paths of the configuration by which others decide what is opened.
+
+    Raises:
+      CNIError: code 7, naming the key.
+    """
+    for key, path in (
+        ("daemonSocket", request.socket_path),
+        ("dbPath", request.db_path),
+        ("resolvConf", request.resolv_conf),
+    ):
+        problem = _exposed(key, path)
+        if problem:
+            raise CNIError(INVALID_CONFIGURATION, problem)
+
+
+def _exposed(key: str, path: str) -> str:
+    """What is wrong about a path of the configuration; as a rule, nothing."""
+    from metis.errors import InvalidRequest
+    from metis.paths import refuse_exposed_links
+
+    try:
+        refuse_exposed_links(key, path)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
 
 
 def _open_direct(request: Request) -> AbstractAsyncContextManager[Channel]:
@@ -200,7 +238,8 @@ def _unexpected(call: CallRecord, error: BaseException) -> CNIError:
     import traceback
 
     call.traceback = "".join(traceback.format_exception(error))
-    return _internal(error, f"the traceback is in {call.log_path}")
+    where = f"the traceback is in {call.log_path}" if call.log_path else ""
+    return _internal(error, where)
 
 
 def _internal(error: BaseException, details: str = "") -> CNIError:

@@ -21,7 +21,6 @@ kernel frees it with its holder.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import hashlib
 import json
@@ -157,13 +156,13 @@ def pending(db_path: str, owner: Owner) -> Sequence[str]:
 async def apply(db_path: str, engine: Engine, store: Store) -> int:
     """Carry out every DEL that was kept, and remove it.
 
-    One that cannot be read is put aside and logged. One of an owner that got
-    addresses since is stale, and is dropped.
+    One that cannot be read is put aside and logged. What an owner got since its DEL
+    was written down stays with it.
 
     Args:
       db_path: the database; its spool is beside it.
       engine: carries the DELs out.
-      store: knows since when an owner holds what it holds.
+      store: has the clock of stored times.
 
     Returns:
       How many were carried out.
@@ -185,16 +184,13 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
             except (OSError, ValueError) as error:
                 _put_aside(path, error)
                 continue
-            if await _is_stale(entry, store):
-                log.info("a stale DEL was dropped", extra=_extra(entry))
-            else:
-                await engine.deallocate(
-                    entry.owner,
-                    deadline=trio.current_time(),  # once: whoever asks tries again
-                    arrived_ms=entry.stored_ms(store),
-                )
-                applied += 1
-                log.info("a DEL of the spool was applied", extra=_extra(entry))
+            await engine.deallocate(
+                entry.owner,
+                deadline=trio.current_time(),  # once: whoever asks tries again
+                arrived_ms=entry.stored_ms(store),
+            )
+            applied += 1
+            log.info("a DEL of the spool was applied", extra=_extra(entry))
             _remove(path)
     return applied
 
@@ -353,31 +349,6 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError as error:
         log.error("%s cannot be removed: %s", path, error)
-
-
-async def _is_stale(entry: Entry, store: Store) -> bool:
-    """Whether the owner holds something that it got after the DEL."""
-    page = await store.list_addresses(f"container_id = '{entry.container_id}'")
-    written_ms = entry.stored_ms(store)
-    for row in page.rows:
-        fields = dict(zip(page.headers, row, strict=True))
-        is_owner_s = (fields["network"], fields["interface_name"]) == (
-            entry.network,
-            entry.interface_name,
-        )
-        if is_owner_s and _milliseconds(fields["allocated_at"]) > written_ms:
-            return True
-    return False
-
-
-def _milliseconds(shown: str) -> int:
-    """A time of the listings as it is stored; 0 when there is none."""
-    try:
-        moment = datetime.datetime.fromisoformat(shown)
-    except ValueError:
-        return 0
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (moment - epoch) // datetime.timedelta(milliseconds=1)
 
 
 def _extra(entry: Entry) -> dict[str, str]:

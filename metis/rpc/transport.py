@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import ipaddress
 import os
 import socket
-import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 import trio
 
 from metis.errors import AddressInUse, TransportError
 from metis.rpc.memory import MemoryStream, memory_stream_pair
+from metis.rpc.peers import Doorkeeper
+from metis.rpc.socket_file import SocketFile
 
 BACKLOG = 4096
 """Connections that the kernel may queue for a listener.
@@ -34,9 +35,6 @@ is busy. The kernel cuts it to net.core.somaxconn, 4096 by default.
 MEMORY_BACKLOG = 64
 """Connections that wait in memory to be accepted before `connect` waits too."""
 
-MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket on Linux: sun_path less its final zero byte."""
-
 FULL_BACKLOG_PAUSE_SECONDS = 0.01
 """Pause before another try when the listener's queue is full.
 
@@ -45,6 +43,10 @@ Linux answers EAGAIN at once for Unix sockets; there is nothing to wait on.
 
 SOCKET_MODE = 0o600
 """The owner alone may connect, as with the original."""
+
+SHARED_SOCKET_MODE = 0o666
+"""Where other uids are allowed by number. No mode says whose they are, so this one
+keeps nobody out: the credentials of each connection do (`metis.rpc.peers`)."""
 
 
 class Listener(trio.abc.Listener[trio.abc.Stream]):
@@ -77,19 +79,43 @@ class Transport(ABC):
           TransportError: nobody listens there, or it cannot be reached.
         """
 
+    def claim(self) -> AbstractContextManager[None]:
+        """Keep other servers away while this one gets ready, and until it is done.
+
+        Nobody can connect yet: `listen` is for that, inside the claim. Where a
+        place cannot be claimed beforehand this does nothing.
+
+        Raises:
+          AddressInUse: somebody listens there already, or is about to.
+          TransportError: the place cannot be listened on.
+        """
+        return contextlib.nullcontext()
+
 
 class _SocketListener(Listener):
-    """Trio's own listener on a socket, with an address and something to undo."""
+    """Trio's own listener on a socket, with an address and something to undo.
+
+    Whoever the doorkeeper does not admit is gone before anybody hears of it.
+    """
 
     def __init__(
-        self, listener: trio.SocketListener, address: str, undo: contextlib.ExitStack
+        self,
+        listener: trio.SocketListener,
+        address: str,
+        undo: contextlib.ExitStack,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
         self.address = address
         self._listener = listener
         self._undo = undo
+        self._doorkeeper = doorkeeper
 
     async def accept(self) -> trio.SocketStream:
-        return await self._listener.accept()
+        while True:
+            stream = await self._listener.accept()
+            if self._doorkeeper is None or self._doorkeeper.admits(stream.socket):
+                return stream
+            stream.socket.close()
 
     async def aclose(self) -> None:
         with self._undo:
@@ -99,20 +125,31 @@ class _SocketListener(Listener):
 class UnixTransport(Transport):
     """A Unix stream socket at a path.
 
-    While it listens, "<path>.lock" is locked (flock), so that of two servers
-    that start in the same instant one alone takes the place of a dead socket.
-    The kernel frees the lock with its holder; the file itself means nothing
-    and stays.
+    While it listens or is claimed, "<path>.lock" is locked (flock), so that of two
+    servers that start in the same instant one alone takes the place of a dead
+    socket (`metis.rpc.socket_file`).
+
+    Served are root, the user of this process and `allowed_uids`. The connection of
+    anybody else is closed before a byte is read.
 
     Args:
-      path: the socket file, at most MAX_SOCKET_PATH_BYTES long. Its directory
-        must exist.
-      mode: permissions of the socket file, which it has from its first moment.
+      path: the socket file. Its directory must exist when somebody listens.
+      mode: permissions of the socket file, which it has from its first moment; by
+        default SOCKET_MODE, or SHARED_SOCKET_MODE when there are `allowed_uids`.
+      allowed_uids: who else may connect.
     """
 
-    def __init__(self, path: str, mode: int = SOCKET_MODE) -> None:
+    def __init__(
+        self,
+        path: str,
+        mode: int | None = None,
+        allowed_uids: Collection[int] = (),
+    ) -> None:
+        if mode is None:
+            mode = SHARED_SOCKET_MODE if allowed_uids else SOCKET_MODE
         self.path = path
-        self.mode = mode
+        self.allowed_uids = allowed_uids
+        self._file = SocketFile(path, mode)
 
     def __repr__(self) -> str:
         return f"UnixTransport({self.path!r})"
@@ -125,17 +162,24 @@ class UnixTransport(Transport):
           TransportError: the path is too long, something else than a socket
             stands there, or the directory is missing or not writable.
         """
-        self._check_path("listen on")
+        self._file.check_path("listen on")
         with contextlib.ExitStack() as undo:
             try:
-                listener = self._bind(undo)
+                sock = self._file.bind(undo)
+                sock.listen(BACKLOG)
             except OSError as exc:
-                raise self._error("listen on", exc) from exc
-            return [_SocketListener(listener, self.path, undo.pop_all())]
+                raise self._file.error("listen on", exc) from exc
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+            doorkeeper = Doorkeeper(self.path, self.allowed_uids)
+            return [_SocketListener(listener, self.path, undo.pop_all(), doorkeeper)]
+
+    def claim(self) -> AbstractContextManager[None]:
+        """Hold the lock of the path; see `Transport.claim`."""
+        return self._file.claim()
 
     async def connect(self) -> trio.abc.Stream:
         """Connect to the server at the path; see `Transport.connect`."""
-        self._check_path("connect to")
+        self._file.check_path("connect to")
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(socket.socket(socket.AF_UNIX))
             sock.setblocking(False)
@@ -144,90 +188,9 @@ class UnixTransport(Transport):
             while (code := sock.connect_ex(self.path)) == errno.EAGAIN:  # noqa: ASYNC110
                 await trio.sleep(FULL_BACKLOG_PAUSE_SECONDS)
             if code:
-                raise self._error("connect to", OSError(code, os.strerror(code)))
+                raise self._file.error("connect to", OSError(code, os.strerror(code)))
             undo.pop_all()
             return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-
-    def _check_path(self, verb: str) -> None:
-        size = len(os.fsencode(self.path))
-        if size > MAX_SOCKET_PATH_BYTES:
-            raise TransportError(
-                f"cannot {verb} {self.path}: the path of a socket may have "
-                f"{MAX_SOCKET_PATH_BYTES} bytes, this one has {size}"
-            )
-        if not self.path or "\0" in self.path:
-            raise TransportError(f"cannot {verb} {self.path!r}: it is no file path")
-
-    def _error(self, verb: str, exc: OSError) -> TransportError:
-        if isinstance(exc, TransportError):
-            return exc
-        about = "" if exc.filename in (None, self.path) else f" ({exc.filename})"
-        return TransportError(f"cannot {verb} {self.path}: {exc.strerror}{about}")
-
-    def _bind(self, undo: contextlib.ExitStack) -> trio.SocketListener:
-        """Lock, clear, bind and listen; `undo` learns how to take it back."""
-        undo.enter_context(self._lock())
-        self._clear_the_place()
-        sock = undo.enter_context(socket.socket(socket.AF_UNIX))
-        # Linux gives the file the mode of the unbound socket less the umask, so
-        # there is no moment at which others could connect
-        os.fchmod(sock.fileno(), self.mode)
-        sock.bind(self.path)
-        undo.callback(self._unlink, os.lstat(self.path))
-        os.chmod(self.path, self.mode)
-        sock.listen(BACKLOG)
-        return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        path = f"{self.path}.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as exc:
-                raise AddressInUse(
-                    f"cannot listen on {self.path}: another server holds {path}"
-                ) from exc
-            yield
-        finally:
-            os.close(fd)
-
-    def _clear_the_place(self) -> None:
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(mode):
-            raise TransportError(
-                f"cannot listen on {self.path}: {_KINDS.get(stat.S_IFMT(mode))} "
-                "stands there, which is not ours to remove"
-            )
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            code = probe.connect_ex(self.path)
-        if code in (0, errno.EAGAIN):
-            raise AddressInUse(f"cannot listen on {self.path}: a server answers there")
-        if code == errno.ECONNREFUSED:
-            os.unlink(self.path)
-        elif code != errno.ENOENT:
-            raise OSError(code, os.strerror(code))
-
-    def _unlink(self, ours: os.stat_result) -> None:
-        """Remove the socket file, unless another has taken its place."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(self.path), ours):
-                os.unlink(self.path)
-
-
-_KINDS = {
-    stat.S_IFREG: "a regular file",
-    stat.S_IFDIR: "a directory",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 class TcpTransport(Transport):

@@ -1,5 +1,6 @@
 -- What metis adds to the original's schema, to a new database and to one that
--- the original made alike. None of it is seen by the original's statements.
+-- the original made alike. None of it is seen by the original's statements; the
+-- trigger, which they fire, changes nothing but what is ours.
 -- (Columns that tables lack are added by metis/store/schema.py, because ALTER
 -- TABLE knows no IF NOT EXISTS.)
 
@@ -69,6 +70,20 @@ CREATE TABLE IF NOT EXISTS metis_history (
   ended_at INTEGER NOT NULL,
   reason TEXT NOT NULL
 );
+
+-- What only we write of an owner goes when somebody else gives its row another,
+-- or none: the original leaves it, and it would be the former owner's. Whatever we
+-- do ourselves gives the row another allocation_id.
+CREATE TRIGGER IF NOT EXISTS metis_ip_addresses_of_another
+AFTER UPDATE OF container_id ON ip_addresses FOR EACH ROW
+WHEN NEW.container_id IS NOT OLD.container_id
+  AND NEW.allocation_id IS NOT NULL AND NEW.allocation_id IS OLD.allocation_id
+BEGIN
+  UPDATE ip_addresses
+  SET allocation_id = NULL, boot_id = NULL, netns_path = NULL, given_at = NULL,
+    updated_at = NEW.updated_at
+  WHERE id = NEW.id;
+END;
 
 -- Until when no address without an owner is given, after records were lost. At
 -- most one row.

@@ -19,7 +19,10 @@ from metis.model import CIDRBlock, Family
 from metis.ranges import AddressSet
 
 READY = "Ready"
-"""The state in which a block gives addresses; Draining and Deleting do not."""
+"""The state in which a block gives addresses; the other two do not."""
+
+DRAINING = "Draining"
+DELETING = "Deleting"
 
 
 @dataclass(frozen=True, slots=True)

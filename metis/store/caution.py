@@ -34,5 +34,7 @@ def begin(connection: apsw.Connection, now_ms: int, until_ms: int) -> None:
 
 def until(connection: apsw.Connection) -> int:
     """The stored time until which addresses without an owner rest; 0 for never."""
-    row = connection.execute("SELECT max(until_ms) FROM metis_caution").fetchone()
+    row = connection.execute(  # damage may have brought the rows of another table here
+        "SELECT max(until_ms) FROM metis_caution WHERE typeof(until_ms) = 'integer'"
+    ).fetchone()
     return 0 if row is None or row[0] is None else int(row[0])

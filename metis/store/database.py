@@ -2,7 +2,8 @@
 
 `open_database` makes or opens the file; after that nothing else may ever open
 it by hand, because closing any descriptor of a file drops all locks that the
-process holds on it (POSIX). Every apsw and operating system error leaves this
+process holds on it (POSIX). What is damaged is healed first (`metis.store.healing`).
+Every apsw and operating system error leaves this
 module as one of `metis.errors`, with the path and the reason.
 
   writer   one connection; a group of requests is one transaction. It runs in the
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,22 +36,16 @@ from metis.errors import (
     StoreBusy,
     StoreDamaged,
     StoreError,
-    StoreUnavailable,
 )
-from metis.store import schema, seeding
+from metis.store import arrival, connecting, opening
+from metis.store.arrival import Evidence, Patient
+from metis.store.connecting import translated
+from metis.store.opening import Attendance
 
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[apsw.Connection, int], T]
 """What a request does: a function of a connection and the stored time in ms."""
-
-BUSY_TIMEOUT_MS = 1000
-"""How long SQLite waits for another process's write lock, in milliseconds.
-
-Longer than any write of ours takes, and short enough that a call behind a
-process which was stopped inside its transaction can be answered, and retried,
-several times within the 10 s that a CNI client gives it.
-"""
 
 SLOW_GROUP_SECONDS = 0.05
 """A group that takes longer in the event loop's thread has met a slow disk: a full
@@ -64,25 +59,8 @@ CHECKPOINT_PAGES = 1000
 """Pages in the write-ahead log after which they are folded into the file: SQLite's
 own default. It is done here because it waits for the disk (fsync)."""
 
-_WAL_ATTEMPTS = 10
-"""Tries to change the journal mode. Each but the last waits for the lock of whoever
-was faster, so two suffice where nobody is unlucky twice."""
-
 READERS = 2
 """Read-only connections: a long listing leaves one for everybody else."""
-
-_DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
-"""Container ids and pod names are nobody else's business."""
-
-_BUSY = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
-_UNAVAILABLE = (
-    apsw.FullError,
-    apsw.IOError,
-    apsw.ReadOnlyError,
-    apsw.CantOpenError,
-    apsw.PermissionsError,
-)
 
 
 @dataclass(slots=True)
@@ -92,12 +70,15 @@ class Database:
     Attributes:
       path: the file, for messages.
       clock: the clock of stored times.
+      healed: whether it was damaged or gone, and is made anew.
     """
 
     path: str
     clock: StoredClock
     _writer: apsw.Connection
     _readers: collections.deque[apsw.Connection]
+    _attendance: Attendance
+    healed: bool = False
     _write_limiter: anyio.CapacityLimiter = field(
         default_factory=lambda: anyio.CapacityLimiter(1)
     )
@@ -122,7 +103,7 @@ class Database:
         after it was slow once.
 
         Once it runs it is not abandoned, whoever is cancelled; SQLite bounds it
-        by BUSY_TIMEOUT_MS and the work itself.
+        by `connecting.BUSY_TIMEOUT_MS` and the work itself.
 
         Returns:
           For each request what it returned, or the exception that it raised:
@@ -178,7 +159,7 @@ class Database:
         try:
             return run_group(self._writer, self.clock, group)
         finally:
-            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+            self._writer.set_busy_timeout(connecting.BUSY_TIMEOUT_MS)
             if time.monotonic() - start > SLOW_GROUP_SECONDS:
                 self._cautious_groups = CAUTIOUS_GROUPS
 
@@ -203,61 +184,163 @@ class Database:
 
     def _close(self) -> None:
         for connection in (*self._readers, self._writer):
-            _close(connection)
+            connecting.close(connection)
+        self._attendance.leave()
 
 
 async def open_database(
-    path: str, *, clock: Clock, cooldown_ms: int, synchronous: str
+    path: str,
+    *,
+    clock: Clock,
+    cooldown_ms: int,
+    synchronous: str,
+    thorough: bool = False,
+    evidence: Evidence | None = None,
+    patience: float | None = None,
 ) -> Database:
-    """Open the database of a path; make it when it does not exist.
+    """Open the database of a path; make it when it does not exist, heal it if need be.
 
     Args:
       path: the file. Its directory is made (0700) when it is missing.
       clock: where raw time comes from.
       cooldown_ms: the longest cooldown after a boot, in milliseconds.
       synchronous: SQLite's setting, "NORMAL" or "FULL".
+      thorough: whether the whole file is looked through, or damage is left to be
+        found by whoever comes across it.
+      evidence: asked who must have an address, when records are missing.
+      patience: how long to wait for others who open it, in seconds; by default as
+        long as they may take.
 
     Raises:
-      StoreIncompatible: a newer version or a file of something else; it was
+      StoreIncompatible: a newer version or a database of something else; it was
         left as it is.
-      StoreUnavailable: the file or its directory cannot be read and written.
-      StoreBusy: another process kept the write lock for BUSY_TIMEOUT_MS.
+      StoreUnavailable: the file or its directory cannot be read and written, or
+        it is damaged while others have it open.
+      StoreBusy: another process kept a lock for long.
     """
     return await anyio.to_thread.run_sync(
-        connect, path, clock, cooldown_ms, synchronous
+        functools.partial(
+            connect,
+            path,
+            clock,
+            cooldown_ms,
+            synchronous,
+            thorough=thorough,
+            evidence=evidence,
+            patience=patience,
+        )
     )
 
 
-def connect(path: str, clock: Clock, cooldown_ms: int, synchronous: str) -> Database:
+def connect(
+    path: str,
+    clock: Clock,
+    cooldown_ms: int,
+    synchronous: str,
+    *,
+    thorough: bool = False,
+    evidence: Evidence | None = None,
+    patience: float | None = None,
+) -> Database:
     """Do what `open_database` says, in the calling thread."""
-    _make_file(path)
+    connecting.make_directory(path)
+    path = os.path.realpath(path)  # one name, beside which all the others are
+    patient = Patient(path, clock, cooldown_ms, evidence)
+    attendance = opening.enter(path, seconds=patience)
+    try:
+        healed, lost = _look(patient, attendance)
+        if not (attendance.alone and (thorough or lost)):
+            attendance.admit_others()
+        try:
+            database = _open(patient, attendance, synchronous, thorough, lost)
+        except StoreDamaged:
+            attendance.leave()
+            attendance = opening.enter(path, alone=True, seconds=patience)
+            database, healed = _open_healed(patient, attendance, synchronous)
+        attendance.admit_others()
+    except BaseException:
+        attendance.leave()
+        raise
+    database.healed = healed
+    return database
+
+
+def _look(patient: Patient, attendance: Attendance) -> tuple[bool, str]:
+    """See to it that there is a database; see `healing.look_closely`."""
+    if arrival.is_at_rest(patient.path, attendance):
+        return False, ""
+    # Here, as below, because it takes a plugin longer than all of its call.
+    from metis.store import healing
+
+    return healing.look_closely(patient)
+
+
+def _open_healed(
+    patient: Patient, attendance: Attendance, synchronous: str
+) -> tuple[Database, bool]:
+    """Open a damaged database alone; whether it was we who healed it."""
+    from metis.store import healing, traces
+
+    healed, lost = _look(patient, attendance)
+    try:  # whoever was here before may have done it
+        return _open(patient, attendance, synchronous, True, lost), healed
+    except StoreDamaged as error:
+        if not traces.may_be_ours(patient.path):
+            raise
+        healing.heal(patient, str(error))
+    return _open(patient, attendance, synchronous, False, ""), True
+
+
+def _open(
+    patient: Patient,
+    attendance: Attendance,
+    synchronous: str,
+    thorough: bool,
+    lost: str,
+) -> Database:
+    """Open a database that is there."""
+    path = patient.path
     # The last connection to close folds what a crash left in the WAL into the
-    # file, which a database that is not ours must be spared.
+    # file, which a database that is not ours, or is damaged, must be spared.
     left_wal = False
     with contextlib.suppress(OSError):  # as a rule, there is none
         left_wal = os.path.getsize(f"{path}-wal") > 0
     connections: list[apsw.Connection] = []
     try:
-        writer = _connect(path, apsw.SQLITE_OPEN_READWRITE)
+        writer = connecting.connect(path, apsw.SQLITE_OPEN_READWRITE)
         connections.append(writer)
-        stored = _prepare(writer, clock, cooldown_ms, synchronous)
+        stored = connecting.prepare(
+            writer, patient.clock, patient.cooldown_ms, synchronous
+        )
+        if thorough:
+            from metis.store import examining
+
+            if wrong := examining.examine(writer, stored.now_ms(), path):
+                raise StoreDamaged(wrong)
+        if lost:
+            from metis.store import healing
+
+            healing.see_to_lost_commits(patient, writer, stored.now_ms(), lost)
         for _ in range(READERS):
-            reader = _connect(path, apsw.SQLITE_OPEN_READONLY)
+            reader = connecting.connect(path, apsw.SQLITE_OPEN_READONLY)
             connections.append(reader)
-    except (apsw.Error, MetisError) as error:
+    except (apsw.Error, MetisError, UnicodeDecodeError) as error:
         for connection in reversed(connections):
             if left_wal:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            _close(connection)
+            connecting.close(connection)
         what = f"database {path!r} cannot be opened"
         if isinstance(error, apsw.Error):
             raise translated(error, what) from error
+        if isinstance(error, UnicodeDecodeError):
+            raise StoreDamaged(f"{what}: it holds text that is none") from error
         raise type(error)(f"{what}: {error}") from None
     return Database(
         path,
         stored,
         writer,
         collections.deque(connections[1:]),
+        attendance,
         _flushes=synchronous != "NORMAL",
     )
 
@@ -289,21 +372,11 @@ def run_read(connection: apsw.Connection, clock: StoredClock, work: Work[T]) -> 
         return work(connection, clock.now_ms())
     except apsw.Error as error:
         raise translated(error, "nothing was read") from error
+    except UnicodeDecodeError as error:
+        raise _not_text(error) from error
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def translated(error: apsw.Error, what: str) -> StoreError:
-    """SQLite's error as the one of ours that tells what to do about it."""
-    text = f"{what}: {error}"
-    if isinstance(error, _BUSY):
-        return StoreBusy(text)
-    if isinstance(error, _UNAVAILABLE):
-        return StoreUnavailable(text)
-    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return StoreDamaged(text)
-    return StoreError(text)
 
 
 def _run_alone(connection: apsw.Connection, now_ms: int, work: Work[object]) -> object:
@@ -335,95 +408,11 @@ def _run_in_savepoint(
 def _answer(error: Exception) -> Exception:
     if isinstance(error, apsw.Error):
         return translated(error, "nothing was written")
+    if isinstance(error, UnicodeDecodeError):
+        return _not_text(error)
     return error
 
 
-def _make_file(path: str) -> None:
-    """Make the directory and an empty file where they are missing.
-
-    mknod makes the file with its final mode and without a descriptor, whose
-    closing would drop the locks of whoever in this process has opened it since.
-    """
-    directory = os.path.dirname(os.path.abspath(path))
-    try:
-        os.makedirs(directory, mode=_DIRECTORY_MODE, exist_ok=True)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"directory {directory!r} of the database cannot be made: {error.strerror}"
-        ) from None
-    try:
-        os.mknod(path, stat.S_IFREG | _FILE_MODE)
-    except FileExistsError:
-        if not os.path.isfile(path):
-            raise StoreUnavailable(
-                f"database {path!r} cannot be opened: it is not a regular file"
-            ) from None
-    except OSError as error:
-        raise StoreUnavailable(
-            f"database {path!r} cannot be made: {error.strerror}"
-        ) from None
-    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
-        raise StoreUnavailable(
-            f"database {path!r} cannot be opened: directory {directory!r} is not "
-            "writable, and SQLite keeps its write-ahead log there"
-        )
-
-
-def _connect(path: str, flags: int) -> apsw.Connection:
-    connection = apsw.Connection(path, flags=flags)
-    # Before anything else: every other statement may meet another process's lock.
-    connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-    # Plans do not depend on bound values, so that SQLite does not plan a statement
-    # anew whenever it is bound anew: that halves the cost of an allocation.
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-    return connection
-
-
-def _close(connection: apsw.Connection) -> None:
-    """Close a connection; what cannot be folded back now stays in the log."""
-    with contextlib.suppress(apsw.Error):
-        connection.close()
-
-
-def _prepare(
-    writer: apsw.Connection, clock: Clock, cooldown_ms: int, synchronous: str
-) -> StoredClock:
-    """Make the database ours if it may be, and fix the clock of stored times."""
-    if writer.readonly("main"):
-        raise StoreUnavailable("the file is read-only")
-    complete = schema.check_compatible(writer)
-    seeding.register(writer)
-    _enter_wal_mode(writer)
-    writer.pragma("synchronous", synchronous)
-    writer.pragma("foreign_keys", True)
-    boot_id = clock.boot_id()
-    offset_ms = schema.clock_offset(writer, boot_id) if complete else None
-    if offset_ms is None:
-        writer.execute("BEGIN IMMEDIATE")
-        offset_ms = schema.prepare(
-            writer,
-            boot_id=boot_id,
-            boottime_ms=clock.boottime_ms(),
-            walltime_ms=clock.walltime_ms(),
-            cooldown_ms=cooldown_ms,
-        )
-        writer.execute("COMMIT")
-    return StoredClock(clock, offset_ms)
-
-
-def _enter_wal_mode(writer: apsw.Connection) -> None:
-    """Change the journal mode, which lasts, unless it is right already.
-
-    The change needs the file alone, and where several processes want it at once
-    SQLite answers busy to one of them without waiting.
-    """
-    for _ in range(_WAL_ATTEMPTS):
-        if writer.pragma("journal_mode") == "wal":
-            return
-        try:
-            if writer.pragma("journal_mode", "wal") != "wal":
-                raise StoreUnavailable("its file system cannot share memory (WAL mode)")
-        except apsw.BusyError:
-            writer.execute("BEGIN IMMEDIATE")  # waits, as the change does not
-            writer.execute("ROLLBACK")
-    raise apsw.BusyError("others are changing its journal mode")
+def _not_text(error: UnicodeDecodeError) -> StoreError:
+    """SQLite keeps whatever bytes as text; only damage makes them none."""
+    return StoreError(f"the database holds text that is none: {error}")

@@ -109,9 +109,11 @@ def record(
             "INSERT INTO metis_history (network, address, container_id,"
             " interface_name, pod_name, pod_namespace, given_at, ended_at, reason)"
             " SELECT b.network, a.address, a.container_id, coalesce(a.interface_name,"
-            " ''), a.pod_name, a.pod_namespace, coalesce(a.given_at, a.allocated_at),"
-            " ?, ? FROM ip_addresses AS a"
-            " CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id WHERE a.id = ?",
+            " ''), a.pod_name, a.pod_namespace,"
+            # The original's wall clock may have been ahead.
+            " min(coalesce(a.given_at, a.allocated_at), ?1), ?1, ?2"
+            " FROM ip_addresses AS a"
+            " CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id WHERE a.id = ?3",
             (now_ms, reason, row_id),
         )
         connection.execute(

@@ -112,10 +112,12 @@ def renew(
 
     It counts as allocated now, so that nothing which was known before this call
     (a list for garbage collection, a DEL that was kept) takes it from its caller.
+    Its owner lives where this call says. Where that is nowhere, the former place is
+    forgotten: a container that was started again has another.
     """
     connection.execute(
         "UPDATE ip_addresses SET allocated_at = ?1, allocation_id = ?2,"
-        " updated_at = ?1, boot_id = ?3, netns_path = coalesce(?4, netns_path)"
+        " updated_at = ?1, boot_id = ?3, netns_path = ?4"
         " WHERE id = ?5",
         (
             now_ms,

@@ -16,7 +16,7 @@ from typing import cast
 
 import apsw
 
-from metis.errors import StoreIncompatible
+from metis.errors import StoreDamaged, StoreIncompatible
 from metis.store import reboot
 
 SCHEMA_VERSION = 1
@@ -46,6 +46,7 @@ _ADDED = {
     "metis_former_owners_by_pod",
     "metis_deleted_owners",
     "metis_history",
+    "metis_ip_addresses_of_another",
     "metis_caution",
 }
 """What additions.sql makes."""
@@ -80,7 +81,8 @@ def check_compatible(connection: apsw.Connection) -> bool:
     try:
         return _is_complete(connection)
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite may have ended it upon an error
+            connection.execute("ROLLBACK")
 
 
 def prepare(
@@ -147,11 +149,19 @@ def prepare(
 
 
 def clock_offset(connection: apsw.Connection, boot_id: str) -> int | None:
-    """The clock offset of a boot in milliseconds, None when it is not fixed."""
+    """The clock offset of a boot in milliseconds, None when it is not fixed.
+
+    Raises:
+      StoreDamaged: it is no number.
+    """
     row = connection.execute(
         "SELECT offset_ms FROM metis_boot WHERE boot_id = ?", (boot_id,)
     ).fetchone()
-    return None if row is None else int(row[0])
+    if row is None:
+        return None
+    if not isinstance(row[0], int):
+        raise StoreDamaged(f"the offset of its clock is {row[0]!r}: no number")
+    return row[0]
 
 
 def _is_complete(connection: apsw.Connection) -> bool:

@@ -162,6 +162,7 @@ def release(
     cooldown_ms: int,
     *,
     deleted_at: int | None = None,
+    allocated_until: int | None = None,
     only_allocation_id: str = "",
 ) -> tuple[Allocation, ...]:
     """Take back all that an owner holds; it rests for the cooldown.
@@ -173,6 +174,8 @@ def release(
       cooldown_ms: rest in milliseconds before another owner may get them.
       deleted_at: when the owner was deleted, in stored time, to be kept against
         calls that began before; None keeps nothing.
+      allocated_until: of what it holds only what it got, or asked for last, until
+        this stored time; None for all.
       only_allocation_id: of what it holds only what has this id; empty for all.
 
     Returns:
@@ -182,6 +185,7 @@ def release(
         row
         for row in held_rows(connection, owner)
         if only_allocation_id in ("", row.allocation.allocation_id)
+        and (allocated_until is None or row.allocated_at <= allocated_until)
     ]
     reason = GIVEN_BACK if only_allocation_id else DELETED
     take_back(connection, now_ms, rows, cooldown_ms, reason)

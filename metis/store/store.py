@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Sequence, Set
+from dataclasses import replace
 from typing import TypeVar
 
 import trio
@@ -25,6 +26,7 @@ from metis.model import (
     Allocation,
     CIDRBlock,
     Family,
+    Holding,
     IPUsage,
     Owner,
     Pod,
@@ -32,12 +34,19 @@ from metis.model import (
     Wanted,
 )
 from metis.ranges import AddressSet
-from metis.store import garbage, history, sql, tables
+from metis.store import garbage, history, reclaiming, sql, tables
+from metis.store.arrival import Evidence
 from metis.store.blocks import add_block
 from metis.store.database import Work, open_database
 from metis.store.holdings import Residence
 from metis.store.usage import capacity, usage
-from metis.store.writer import DatabaseLike, StoreStatistics, Writer, closing
+from metis.store.writer import (
+    Damage,
+    DatabaseLike,
+    StoreStatistics,
+    Writer,
+    closing,
+)
 
 T = TypeVar("T")
 
@@ -45,9 +54,12 @@ T = TypeVar("T")
 class Store:
     """Allocations, blocks and their listings; made by `open_store`."""
 
-    def __init__(self, database: DatabaseLike, *, cooldown_ms: int) -> None:
+    def __init__(
+        self, database: DatabaseLike, *, cooldown_ms: int, healings: int = 0
+    ) -> None:
         self._database = database
         self._cooldown_ms = cooldown_ms
+        self._healings = healings
         self._writer = Writer(database)
         self._boot_id = database.clock.clock.boot_id()
 
@@ -63,7 +75,12 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         """A snapshot of the writer's work."""
-        return self._writer.statistics()
+        return replace(self._writer.statistics(), healings=self._healings)
+
+    @property
+    def damage(self) -> Damage:
+        """Whether the database was found to be damaged; it has to be opened anew."""
+        return self._writer.damage
 
     async def allocate(
         self,
@@ -114,6 +131,7 @@ class Store:
         owner: Owner,
         *,
         deleted_at: int | None = None,
+        allocated_until: int | None = None,
         only_allocation_id: str = "",
     ) -> tuple[Allocation, ...]:
         """Take back all that an owner holds; it rests for the cooldown.
@@ -122,6 +140,8 @@ class Store:
           owner: whose addresses.
           deleted_at: when the owner was deleted, in stored time, to be kept
             against calls that began before; None keeps nothing.
+          allocated_until: only what it got, or asked for last, until this stored
+            time; None for all.
           only_allocation_id: only what has this id; empty for all.
 
         Returns:
@@ -136,6 +156,7 @@ class Store:
                 owner=owner,
                 cooldown_ms=self._cooldown_ms,
                 deleted_at=deleted_at,
+                allocated_until=allocated_until,
                 only_allocation_id=only_allocation_id,
             )
         )
@@ -158,6 +179,24 @@ class Store:
                 owners=owners,
                 taken_at=taken_at,
                 cooldown_ms=self._cooldown_ms,
+            )
+        )
+
+    async def reclaim(
+        self, gone: Sequence[tuple[Sequence[Holding], str]]
+    ) -> list[Holding]:
+        """Take back what owners hold that are gone; see `reclaiming.reclaim`.
+
+        Args:
+          gone: all holdings of an owner, and the evidence; all of them in one
+            transaction.
+
+        Raises:
+          StoreError: the database failed; nothing was written.
+        """
+        return await self._writer.write(
+            functools.partial(
+                reclaiming.reclaim, gone=gone, cooldown_ms=self._cooldown_ms
             )
         )
 
@@ -215,6 +254,14 @@ class Store:
                 garbage.owners_besides, network=network, kept=kept, taken_at=taken_at
             )
         )
+
+    async def holdings(self) -> list[Holding]:
+        """Every address that somebody holds, by owner.
+
+        Raises:
+          StoreError: the database failed.
+        """
+        return await self._read(reclaiming.read_holdings)
 
     async def usage(
         self,
@@ -298,7 +345,11 @@ class Store:
     async def _read(self, work: Work[T]) -> T:
         if self._writer.is_closing:
             raise closing()
-        return await self._database.read(work)
+        try:
+            return await self._database.read(work)
+        except Exception as error:
+            self._writer.damage.note(error)
+            raise
 
     async def run_writer(self) -> None:
         """Write what is queued until the store is closed."""
@@ -316,8 +367,14 @@ async def open_store(
     release_cooldown: float = 60.0,
     synchronous: str = "NORMAL",
     clock: Clock | None = None,
+    thorough: bool = False,
+    evidence: Evidence | None = None,
+    healings: int = 0,
+    patience: float | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store of a database file for the body of an `async with`.
+
+    A database that is damaged is healed first (docs/healing.md).
 
     Leaving the body, also by an error or cancellation, refuses new requests,
     writes what is queued (for DRAIN_SECONDS at most) and closes the file.
@@ -327,11 +384,16 @@ async def open_store(
       release_cooldown: rest of a released address, in seconds.
       synchronous: SQLite's setting, "NORMAL" or "FULL".
       clock: where raw time comes from; the kernel's clocks by default.
+      thorough: whether the whole file is looked through for damage first.
+      evidence: asked who must have an address, when records are missing.
+      healings: how often the database was healed before, for the statistics.
+      patience: how long to wait for others who open the file, in seconds.
 
     Raises:
-      StoreIncompatible: a newer version or a file of something else; it was
+      StoreIncompatible: a newer version or a database of something else; it was
         left as it is.
-      StoreUnavailable: the file or its directory cannot be read and written.
+      StoreUnavailable: the file or its directory cannot be read and written, or
+        it is damaged while others have it open.
       StoreBusy: another process kept the write lock.
     """
     cooldown_ms = round(release_cooldown * 1000)
@@ -340,9 +402,15 @@ async def open_store(
         clock=SystemClock() if clock is None else clock,
         cooldown_ms=cooldown_ms,
         synchronous=synchronous,
+        thorough=thorough,
+        evidence=evidence,
+        patience=patience,
     )
+    healings += database.healed
     try:
-        async with run_store(database, cooldown_ms=cooldown_ms) as store:
+        async with run_store(
+            database, cooldown_ms=cooldown_ms, healings=healings
+        ) as store:
             yield store
     finally:
         with trio.CancelScope(shield=True):  # bounded by what still runs
@@ -351,15 +419,16 @@ async def open_store(
 
 @contextlib.asynccontextmanager
 async def run_store(
-    database: DatabaseLike, *, cooldown_ms: int
+    database: DatabaseLike, *, cooldown_ms: int, healings: int = 0
 ) -> AsyncIterator[Store]:
     """Run the writer task of a store over an open database.
 
     Args:
       database: `metis.store.database.Database`, or one that a test made.
       cooldown_ms: rest of a released address, in milliseconds.
+      healings: how often the database was healed so far.
     """
-    store = Store(database, cooldown_ms=cooldown_ms)
+    store = Store(database, cooldown_ms=cooldown_ms, healings=healings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.run_writer)
         try:

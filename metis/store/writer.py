@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar, cast
 import trio
 
 from metis.clock import StoredClock
-from metis.errors import StoreError, StoreUnavailable
+from metis.errors import MetisError, StoreDamaged, StoreError, StoreUnavailable
 from metis.store.database import Work
 
 T = TypeVar("T")
@@ -50,11 +50,51 @@ class DatabaseLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What the writer has done so far, and what waits for it now."""
+    """What the writer has done so far, and what waits for it now.
+
+    `healings` tells how often the database was made anew since its owner started.
+    """
 
     groups: int
     requests: int
     queue_depth: int
+    healings: int = 0
+
+
+class Damage:
+    """What was found to be wrong with a database while it was used; nothing at first.
+
+    Attributes:
+      error: how it was found out, or None.
+      is_possible: whether something went wrong that nobody foresaw: a bug, or rows
+        that make no sense. A look at the whole database tells.
+    """
+
+    def __init__(self) -> None:
+        self.error: StoreDamaged | None = None
+        self.is_possible = False
+        self._found = trio.Event()
+
+    def note(self, answer: object) -> None:
+        """Take note of an answer that tells of damage, or may; of no other."""
+        if isinstance(answer, StoreDamaged):
+            self.is_possible = True
+            if self.error is None:
+                self.error = answer
+                self._found.set()
+        elif type(answer) is StoreError or (
+            isinstance(answer, Exception) and not isinstance(answer, MetisError)
+        ):
+            self.is_possible = True
+
+    async def wait(self) -> None:
+        """Wait until there is some, and raise it.
+
+        Raises:
+          StoreDamaged: always, in the end.
+        """
+        await self._found.wait()
+        raise StoreDamaged(str(self.error))
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +142,7 @@ class Writer:
         self._drain_until = math.inf
         self._groups_done = 0
         self._requests_done = 0
+        self._damage = Damage()
 
     def statistics(self) -> StoreStatistics:
         """A snapshot of the work."""
@@ -110,6 +151,11 @@ class Writer:
             self._requests_done,
             self._requests.statistics().current_buffer_used,
         )
+
+    @property
+    def damage(self) -> Damage:
+        """Whether the database was found to be damaged."""
+        return self._damage
 
     @property
     def is_closing(self) -> bool:
@@ -165,12 +211,16 @@ class Writer:
         try:
             answers = await self._database.write([request.work for request in group])
         except StoreError as error:
+            self._damage.note(error)
             # One exception each: several tasks will raise and extend it.
             return [type(error)(str(error)) for _ in group]
         except Exception as error:  # a bug, but who waits must not wait for ever
+            self._damage.note(error)
             return [StoreError(f"nothing was written: {error!r}") for _ in group]
         self._groups_done += 1
         self._requests_done += len(group)
+        for answer in answers:
+            self._damage.note(answer)
         return answers
 
 

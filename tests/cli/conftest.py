@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,6 +31,16 @@ class DaemonProcess:
         """Wait until the daemon tells the service manager this."""
         while assignment not in self.notify.recv(4096).decode().splitlines():
             pass
+
+    def told(self) -> list[str]:
+        """What the service manager was told since, as far as it has arrived."""
+        found: list[str] = []
+        self.notify.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found += self.notify.recv(4096).decode().splitlines()
+        self.notify.settimeout(START_TIMEOUT)
+        return found
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal; returns the exit status and what was on stderr."""
@@ -61,7 +72,7 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
     """Start daemons that serve when the call returns; all are gone afterwards."""
     started: list[DaemonProcess] = []
 
-    def start(*flags: str, name: str = "metis") -> DaemonProcess:
+    def start(*flags: str, name: str = "metis", **variables: str) -> DaemonProcess:
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify.settimeout(START_TIMEOUT)
         notify.bind(str(tmp_path / f"notify-{len(started)}"))
@@ -72,7 +83,7 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
                 *("--db-path", db_path, "--socket-path", socket_path),
                 *flags,
             ],
-            env={**os.environ, "NOTIFY_SOCKET": notify.getsockname()},
+            env={**os.environ, "NOTIFY_SOCKET": notify.getsockname(), **variables},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )

@@ -29,6 +29,7 @@ def test_every_command_has_a_line_in_the_help() -> None:
         ("health",),
         ("install",),
         ("demo",),
+        ("reclaim",),
         ("admin", "cidr-blocks", "list"),
         ("admin", "ip-addresses", "list"),
     ],

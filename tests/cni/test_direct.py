@@ -41,6 +41,7 @@ from metis.errors import StoreIncompatible, StoreUnavailable
 from metis.model import Owner
 from metis.rpc.channel import Channel
 from metis.rpc.server import serve
+from metis.store import healing, sql
 from tests.cni.calls import Config, config, environ, ipam, request
 from tests.cni.fakes import FakeIpam
 
@@ -136,6 +137,10 @@ def now() -> Origin:
     while clock.boottime_ms() == begun:
         pass
     return Origin(clock.boot_id(), clock.boottime_ms())
+
+
+def open_file(path: str) -> Any:
+    return open(path, "r+b")
 
 
 def exists(path: str) -> bool:
@@ -248,16 +253,82 @@ async def test_a_failure_of_a_question_is_itself_and_the_database_is_closed(
     assert not exists(f"{place.db_path}-wal")
 
 
-async def test_a_file_of_something_else_is_left_as_it_is(place: Place) -> None:
-    text = "this is no database\n" * 100
+@pytest.mark.damages_database("a database of a version to come")
+async def test_a_database_of_a_newer_version_is_left_as_it_is(place: Place) -> None:
     os.mkdir(os.path.dirname(place.db_path))
-    await trio.Path(place.db_path).write_text(text)
-    with pytest.raises(StoreIncompatible, match="file is not a database"):
+    connection = apsw.Connection(place.db_path)
+    connection.pragma("user_version", 2)
+    connection.close()
+    before = await trio.Path(place.db_path).read_bytes()
+    with pytest.raises(StoreIncompatible, match="version 2"):
         async with open_direct(place.db_path, 60):
             pass
     with pytest.raises(Unreachable, match=r"is away .*, and the database"):
         await place.perform("ADD")
-    assert await trio.Path(place.db_path).read_text() == text
+    assert await trio.Path(place.db_path).read_bytes() == before
+
+
+@pytest.mark.damages_database("what was damaged is kept beside it")
+async def test_a_database_that_is_broken_is_healed_and_its_addresses_wait(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await place.perform("ADD", "c1")
+    await trio.Path(place.db_path).write_bytes(b"")
+    await place.perform("STATUS")
+    with pytest.raises(CNIError, match="the next is free in") as caught:
+        await place.perform("ADD", "c2")
+    assert caught.value.code == 11
+    assert await place.perform("DEL", "c1") == ()
+    (aside,) = healing.damaged_copies(place.db_path)
+    report = await trio.Path(f"{aside}.report").read_text()
+    assert "is damaged: it is empty" in report
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.damages_database("what was damaged is kept beside it")
+async def test_damage_that_a_call_meets_is_healed_and_the_call_made_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = await place.perform("ADD", "c1")
+    with open_file(place.db_path) as file:
+        file.seek(3 * 4096)
+        file.write(bytes(4096))
+    real, left = sql.allocate, 1
+
+    def allocate(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise apsw.CorruptError("database disk image is malformed")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(sql, "allocate", allocate)
+    assert await place.perform("ADD", "c1") == given
+    assert left < 0
+    assert len(healing.damaged_copies(place.db_path)) == 1
+
+
+@pytest.mark.damages_database("what was damaged is kept beside it")
+async def test_rows_that_make_no_sense_fail_one_call_and_not_the_next(
+    place: Place,
+) -> None:
+    """SQLite finds no fault with a page that stands in the place of another."""
+    given = await place.perform("ADD", "c1")
+    connection = apsw.Connection(place.db_path)
+    [(wrong, right)] = connection.execute(
+        "SELECT (SELECT rootpage FROM sqlite_schema WHERE name = 'cidr_blocks'),"
+        " (SELECT rootpage FROM sqlite_schema WHERE name = 'metis_boot')"
+    )
+    connection.close()
+    with open_file(place.db_path) as file:
+        file.seek((right - 1) * 4096)
+        page = file.read(4096)
+        file.seek((wrong - 1) * 4096)
+        file.write(page)
+    with pytest.raises(CNIError):
+        await place.perform("ADD", "c2")
+    assert len(healing.damaged_copies(place.db_path)) == 1
+    assert await place.perform("ADD", "c1") == given
 
 
 async def test_a_del_that_cannot_be_carried_out_is_kept_and_applied_once(

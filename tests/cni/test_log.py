@@ -61,6 +61,30 @@ def test_lines_are_appended_to_a_file_for_its_owner_alone(tmp_path: Path) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept"), [(0o644, 0o600), (0o666, 0o600), (0o200, 0o200)]
+)
+def test_a_log_that_others_may_read_is_closed_to_them(
+    tmp_path: Path, mode: int, kept: int
+) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    path.chmod(mode)
+    append(str(path), b"line\n")
+    assert stat.S_IMODE(path.stat().st_mode) == kept
+
+
+def test_a_log_that_is_no_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    path.chmod(0o622)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    append(str(path), b"line\n")
+    assert os.read(reader, 100) == b"line\n"
+    os.close(reader)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o622
+
+
 def test_a_log_that_is_a_pipe_without_reader_does_not_block(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)

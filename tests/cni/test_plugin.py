@@ -196,6 +196,68 @@ def test_nothing_is_written_for_a_parent_that_is_gone(
     assert capfd.readouterr().out == "somebody reads this"
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A link of root's that leads to where others may write."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    link = tmp_path / "link"
+    link.symlink_to("shared")
+    return link
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL", "STATUS"])
+@pytest.mark.parametrize("key", ["dbPath", "daemonSocket"])
+def test_a_link_to_where_others_may_write_is_refused_before_it_is_followed(
+    elsewhere: Path, log: Path, key: str, command: str
+) -> None:
+    ipam = FakeIpam()
+    process = Process(reach(ipam))
+    fields = config("1.1.0", logFile=str(log), **{key: str(elsewhere / "x")})
+    answer = process.call(environ(command), fields)
+    assert answer["code"] == 7
+    assert answer["msg"].startswith(f"{key} is '{elsewhere}/x': the link '{elsewhere}'")
+    assert "and others may write to '" in answer["msg"]
+    assert ipam.asked == []
+    assert os.listdir(elsewhere) == []
+    assert " outcome=" in log.read_text()
+
+
+def test_a_resolv_conf_by_such_a_link_is_refused(elsewhere: Path, log: Path) -> None:
+    (elsewhere / "resolv.conf").write_text("nameserver 10.0.0.1")
+    fields = config(logFile=str(log))
+    fields["ipam"]["resolvConf"] = str(elsewhere / "resolv.conf")
+    answer = Process(reach(FakeIpam())).call(environ(), fields)
+    assert answer["code"] == 7
+    assert answer["msg"].startswith("resolvConf is ")
+
+
+@pytest.mark.parametrize("version", ["1.1.0", "7.0.0"])
+def test_a_log_by_such_a_link_is_refused_and_not_written_to(
+    elsewhere: Path, version: str
+) -> None:
+    process = Process(reach(FakeIpam()))
+    path = elsewhere / "cni.log"
+    answer = process.call(environ(), config(version, logFile=str(path)))
+    assert process.status == 1
+    if version == "1.1.0":
+        assert answer["code"] == 7
+        assert answer["msg"].startswith(f"logFile is '{path}': the link ")
+    assert os.listdir(elsewhere) == []
+    assert process.stderr == []
+
+
+def test_a_log_by_such_a_link_does_not_stop_a_del(elsewhere: Path) -> None:
+    ipam = FakeIpam()
+    process = Process(reach(ipam))
+    process.call(environ("DEL"), config(logFile=str(elsewhere / "cni.log")))
+    assert process.status == 0
+    assert len(ipam.asked) == 1
+    [complaint] = process.stderr
+    assert complaint.startswith("metis: logFile is ")
+    assert os.listdir(elsewhere) == []
+
+
 def test_a_call_tells_when_it_began_if_its_process_does(log: Path) -> None:
     daemon = FakeIpam()
     process = Process(reach(daemon))

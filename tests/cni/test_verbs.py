@@ -26,7 +26,7 @@ from metis.cni.environment import REQUIRED
 from metis.cni.protocol import CNIError
 from metis.cni.spec import Request
 from metis.cni.verbs import VERBS, perform
-from tests.cni.calls import Config, config, environ, ipam, request
+from tests.cni.calls import NETNS, Config, config, environ, ipam, request
 from tests.cni.fakes import FakeIpam, Unreachable, reach
 
 V4 = PodIp(ip_address="10.240.0.2", cidr="10.240.0.0/22")
@@ -87,6 +87,7 @@ async def test_add_asks_for_every_family_and_prints_the_result() -> None:
                 AddressSet(alternatives=[AddressRange(subnet="10.240.0.0/22")]),
                 AddressSet(alternatives=[AddressRange(subnet="fd00:10::/64")]),
             ],
+            netns_path=NETNS,
         )
     ]
     assert [entry["address"] for entry in json.loads("".join(printed))["ips"]] == [

@@ -24,6 +24,11 @@ from tests.e2e.runtimes.libcni import (
 )
 from tests.e2e.traces import remove_bridges, traces
 from tests.e2e.waiting import until
+from tests.soundness import MARK_LINE, damages
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARK_LINE)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,6 +57,15 @@ def node(namespaces: None) -> Iterator[None]:
         until("nothing is left behind", lambda: not traces() - before)
     except TimeoutError:
         pytest.fail(f"left behind: {sorted(traces() - before)}")
+
+
+@pytest.fixture(autouse=True)
+def sound_databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """After every scenario all invariants hold in every database of it."""
+    yield
+    if not damages(request.node):
+        for path in tmp_path.rglob("*.sqlite"):
+            output(str(METIS), "check", "--db-path", str(path))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.network import output
@@ -31,13 +32,17 @@ class Daemon:
 
     Attributes:
       cooldown: how long a released address rests.
+      flags: what else is on its command line.
       socket_path: its Unix socket.
       db_path: its database.
       log_path: what it says on stderr, all runs together.
     """
 
-    def __init__(self, directory: Path, cooldown: str = COOLDOWN) -> None:
+    def __init__(
+        self, directory: Path, cooldown: str = COOLDOWN, flags: Sequence[str] = ()
+    ) -> None:
         self.cooldown = cooldown
+        self.flags = tuple(flags)
         self.socket_path = directory / "metis.sock"
         self.db_path = directory / "metis.sqlite"
         self.log_path = directory / "metis.log"
@@ -61,6 +66,7 @@ class Daemon:
                 [
                     *(METIS, "daemon", "--release-cooldown", self.cooldown),
                     *("--db-path", self.db_path, "--socket-path", self.socket_path),
+                    *self.flags,
                 ],
                 env={**os.environ, "NOTIFY_SOCKET": str(self._notify_path)},
                 stdin=subprocess.DEVNULL,

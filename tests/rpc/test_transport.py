@@ -16,8 +16,8 @@ import trio
 import trio.testing
 
 from metis.errors import AddressInUse, TransportError
+from metis.rpc.socket_file import MAX_SOCKET_PATH_BYTES
 from metis.rpc.transport import (
-    MAX_SOCKET_PATH_BYTES,
     MEMORY_BACKLOG,
     Listener,
     MemoryTransport,
@@ -156,6 +156,17 @@ async def test_the_socket_belongs_to_its_owner_alone_from_the_first(
 async def test_another_mode_may_be_chosen(tmp_path: Path) -> None:
     async with listening(UnixTransport(str(tmp_path / "s"), mode=0o660)):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
+
+
+async def test_a_socket_for_several_users_is_open_to_all_by_its_mode(
+    tmp_path: Path,
+) -> None:
+    for transport, mode in (
+        (UnixTransport(str(tmp_path / "s"), allowed_uids=[1001]), 0o666),
+        (UnixTransport(str(tmp_path / "s"), 0o660, allowed_uids=[1001]), 0o660),
+    ):
+        async with listening(transport):
+            assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == mode
 
 
 async def test_the_socket_file_goes_with_the_listener(tmp_path: Path) -> None:
@@ -299,6 +310,13 @@ async def test_a_lock_file_that_nobody_holds_is_no_obstacle(
         await exchange(transport, listener)
 
 
+async def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").symlink_to("elsewhere")
+    with pytest.raises(TransportError, match=r"levels of symbolic links \(.*s\.lock\)"):
+        await UnixTransport(str(tmp_path / "s")).listen()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 async def test_who_holds_the_lock_is_in_time_even_before_it_binds(
     tmp_path: Path,
 ) -> None:
@@ -308,6 +326,68 @@ async def test_who_holds_the_lock_is_in_time_even_before_it_binds(
         with pytest.raises(AddressInUse, match=r"another server holds .*s\.lock"):
             await UnixTransport(str(tmp_path / "s")).listen()
     assert (tmp_path / "s").is_socket()
+
+
+async def test_a_claim_keeps_others_away_before_anybody_can_connect(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "s")
+    transport, other = UnixTransport(path), UnixTransport(path)
+    dead_socket(tmp_path / "s")
+    with transport.claim():
+        with pytest.raises(TransportError, match="cannot connect"):
+            await other.connect()
+        with pytest.raises(AddressInUse, match="another server holds"):
+            await other.listen()
+        with pytest.raises(AddressInUse, match="another server holds"), other.claim():
+            pass
+        async with listening(transport) as listener:
+            await exchange(transport, listener)
+        with pytest.raises(AddressInUse, match="another server holds"):
+            await other.listen()
+    async with listening(other) as listener:
+        await exchange(other, listener)
+        with pytest.raises(AddressInUse, match="another server"), transport.claim():
+            pass
+
+
+async def test_what_cannot_be_listened_on_cannot_be_claimed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(TransportError, match=f"{path}: a regular file"):
+        UnixTransport(str(path)).claim().__enter__()
+    with pytest.raises(TransportError, match="107 bytes"):
+        UnixTransport(str(tmp_path / ("x" * 108))).claim().__enter__()
+    path.unlink()
+    async with listening(UnixTransport(str(path))):
+        pass
+
+
+async def test_an_error_within_a_claim_is_itself_and_ends_it(tmp_path: Path) -> None:
+    transport = UnixTransport(str(tmp_path / "s"))
+    error = OSError("of somebody else")
+    with pytest.raises(OSError, match="of somebody else") as caught, transport.claim():
+        raise error
+    assert caught.value is error
+    async with listening(UnixTransport(transport.path)):
+        pass
+
+
+async def test_a_place_in_a_directory_that_is_missing_is_nobody_s(
+    tmp_path: Path,
+) -> None:
+    transport = UnixTransport(str(tmp_path / "later" / "s"))
+    with transport.claim():
+        (tmp_path / "later").mkdir()
+        async with listening(transport) as listener:
+            await exchange(transport, listener)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "memory"], indirect=True)
+async def test_other_places_are_taken_by_listening_alone(transport: Transport) -> None:
+    with transport.claim():
+        async with listening(transport) as listener:
+            await exchange(transport, listener)
 
 
 def take(path: str, ready: object, go: object, results: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +14,7 @@ from metis.clock import StoredClock
 from metis.model import CIDRBlock, Family, Owner, Wanted
 from metis.store import schema, seeding
 from metis.store.database import Work, run_group, run_read
+from metis.store.invariants import violations
 
 T = TypeVar("T")
 
@@ -55,6 +57,14 @@ class TrioClock:
         return START_MS + self.boottime_ms()
 
 
+MADE: list[apsw.Connection] = []
+"""Databases in memory that the running test made, to be checked at its end."""
+
+MOST_MADE = 32
+"""Most of them that are kept: hypothesis makes one an example, and one that so many
+others followed is done with."""
+
+
 def memory_connection(cooldown_ms: int = 60_000) -> apsw.Connection:
     """A database in memory, with the schema, at START_MS."""
     connection = apsw.Connection(":memory:")
@@ -68,6 +78,9 @@ def memory_connection(cooldown_ms: int = 60_000) -> apsw.Connection:
             walltime_ms=START_MS,
             cooldown_ms=cooldown_ms,
         )
+    MADE.append(connection)
+    if len(MADE) > MOST_MADE:
+        check_connection(MADE.pop(0))
     return connection
 
 
@@ -112,6 +125,14 @@ def want(cidr: str) -> Wanted:
 
 IPV4 = Wanted(Family.IPV4)
 IPV6 = Wanted(Family.IPV6)
+
+
+def check_connection(connection: apsw.Connection) -> None:
+    """See that every invariant holds in a database in memory that is still open."""
+    with contextlib.suppress(apsw.ConnectionClosedError):
+        connection.set_authorizer(None)
+        found = violations(connection)
+        assert not found, found
 
 
 def check_invariants(

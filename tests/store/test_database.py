@@ -28,11 +28,16 @@ from metis.errors import (
     StoreUnavailable,
 )
 from metis.model import Pod
-from metis.store import database, sql
-from metis.store.database import Database, Work, open_database, translated
+from metis.store import connecting, database, sql
+from metis.store.connecting import translated
+from metis.store.database import Database, Work, open_database
+from tests.store import original
 from tests.store.databases import ManualClock, check_invariants, owner, want
 
 NOBODY = 65534
+
+LOCKS = {".opening", ".users"}
+"""What stays beside a database, empty."""
 
 
 async def opened(
@@ -57,8 +62,12 @@ def execute(statement: str) -> Work[object]:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """Every file of a directory with what is in it."""
-    return {each.name: each.read_bytes() for each in path.iterdir()}
+    """Every file of a directory with what is in it, but for locks."""
+    return {
+        each.name: each.read_bytes()
+        for each in path.iterdir()
+        if each.suffix not in LOCKS
+    }
 
 
 @contextlib.contextmanager
@@ -89,19 +98,54 @@ async def test_a_new_database_belongs_to_its_owner_alone(tmp_path: Path) -> None
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     for each in path.parent.iterdir():
         assert stat.S_IMODE(each.stat().st_mode) == 0o600, each
-    assert len(list(path.parent.iterdir())) == 3
+    assert len(files(path.parent)) == 3
     await db.aclose()
-    assert [each.name for each in path.parent.iterdir()] == ["metis.sqlite"]
+    assert list(files(path.parent)) == ["metis.sqlite"]
 
 
-async def test_modes_that_somebody_chose_are_kept(tmp_path: Path) -> None:
+async def test_the_mode_of_a_directory_that_somebody_made_is_kept(
+    tmp_path: Path,
+) -> None:
+    os.chmod(tmp_path, 0o1777)
+    await (await opened(tmp_path / "metis.sqlite")).aclose()
+    assert stat.S_IMODE(os.stat(tmp_path).st_mode) == 0o1777
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o777])
+async def test_a_database_that_others_may_read_is_closed_to_them(
+    tmp_path: Path, mode: int
+) -> None:
     path = tmp_path / "metis.sqlite"
-    path.touch()
-    os.chmod(tmp_path, 0o750)
-    os.chmod(path, 0o640)
-    await (await opened(path)).aclose()
-    assert stat.S_IMODE(os.stat(tmp_path).st_mode) == 0o750
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
+    first = await opened(path)  # keeps the files beside it in being
+    every = [path, tmp_path / "metis.sqlite-wal", tmp_path / "metis.sqlite-shm"]
+    for each in every:
+        each.chmod(mode)
+    second = await opened(path)
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in every]
+    await second.aclose()
+    await first.aclose()
+    assert modes == [0o600] * 3
+
+
+async def test_a_database_by_a_link_is_closed_to_others_where_it_is(
+    tmp_path: Path,
+) -> None:
+    path, link = tmp_path / "metis.sqlite", tmp_path / "link"
+    path.touch(0o644)
+    link.symlink_to(path)
+    await (await opened(link)).aclose()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_file_that_is_not_ours_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "metis.sqlite"
+    foreign = apsw.Connection(str(path))
+    foreign.execute("PRAGMA user_version = 7; CREATE TABLE future (x)")
+    foreign.close()
+    path.chmod(0o644)
+    with pytest.raises(StoreIncompatible):
+        await opened(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(("synchronous", "number"), [("NORMAL", 1), ("FULL", 2)])
@@ -113,7 +157,7 @@ async def test_the_writer_has_the_pragmas_of_the_original(
     assert writer.pragma("journal_mode") == "wal"
     assert writer.pragma("foreign_keys") == 1
     assert writer.pragma("synchronous") == number
-    assert writer.pragma("busy_timeout") == database.BUSY_TIMEOUT_MS
+    assert writer.pragma("busy_timeout") == connecting.BUSY_TIMEOUT_MS
     await db.aclose()
 
 
@@ -179,26 +223,6 @@ async def test_a_newer_version_keeps_the_log_of_its_crash(tmp_path: Path) -> Non
     assert after == before
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"xy",
-        b"not a database\n" * 500,
-        b" " * 4096,
-        b"\0" * 4096,
-        bytes(range(256)) * 64,
-    ],
-)
-async def test_a_file_that_is_no_database_is_left_as_it_is(
-    tmp_path: Path, content: bytes
-) -> None:
-    path = tmp_path / "metis.sqlite"
-    path.write_bytes(content)
-    with pytest.raises(StoreDamaged, match=r"metis\.sqlite.*not a database"):
-        await opened(path)
-    assert files(tmp_path) == {"metis.sqlite": content}
-
-
 async def test_a_database_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "songs.sqlite"
     connection = apsw.Connection(str(path))
@@ -208,13 +232,6 @@ async def test_a_database_of_something_else_is_left_as_it_is(tmp_path: Path) -> 
     with pytest.raises(StoreIncompatible, match=r"songs\.sqlite.*holds 'songs'"):
         await opened(path)
     assert files(tmp_path) == before
-
-
-async def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    path = tmp_path / "metis.sqlite"
-    path.touch()
-    await (await opened(path)).aclose()
-    assert path.stat().st_size > 0
 
 
 async def test_a_log_that_another_process_folds_back_meanwhile_hinders_nobody(
@@ -283,7 +300,7 @@ async def test_a_read_only_database_is_refused_untouched(open_directory: Path) -
 @pytest.fixture
 async def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     """A database with one owner, c1, whose busy timeout is over at once."""
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr(connecting, "BUSY_TIMEOUT_MS", 1)
     db = await opened(tmp_path / "metis.sqlite")
     await db.write([allocation("c1")])
     return db
@@ -554,6 +571,10 @@ async def test_a_file_system_without_shared_memory_is_refused(
 async def test_a_journal_mode_that_others_keep_changing_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = tmp_path / "metis.sqlite"
+    made_by_the_original = apsw.Connection(str(path))
+    original.create(made_by_the_original)
+    made_by_the_original.close()
     pragma, tries = apsw.Connection.pragma, []
 
     class Connection(apsw.Connection):
@@ -565,8 +586,8 @@ async def test_a_journal_mode_that_others_keep_changing_is_busy(
 
     monkeypatch.setattr(apsw, "Connection", Connection)
     with pytest.raises(StoreBusy, match="journal mode"):
-        await opened(tmp_path / "metis.sqlite")
-    assert len(tries) == database._WAL_ATTEMPTS
+        await opened(path)
+    assert len(tries) == connecting._WAL_ATTEMPTS
 
 
 FORKING = """
@@ -617,3 +638,14 @@ def test_many_processes_may_make_the_database_at_once(tmp_path: Path) -> None:
     check_invariants(connection)
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
+
+
+async def test_text_that_is_none_is_an_error_of_the_store(db: Database) -> None:
+    """As a flipped bit makes it, which SQLite does not look for."""
+    garble = "UPDATE ip_addresses SET pod_name = CAST(x'a4' AS TEXT) WHERE id = 3"
+    read = execute("SELECT pod_name FROM ip_addresses")
+    await db.write([execute(garble)])
+    with pytest.raises(StoreError, match="holds text that is none"):
+        await db.read(read)
+    assert addresses(await db.write([read])) == [StoreError]
+    assert addresses(await db.write([read, allocation("c9")]))[0] is StoreError

@@ -223,7 +223,9 @@ def test_after_a_boot_no_cooldown_is_longer_than_the_configured_one(
 @pytest.mark.parametrize(
     ("allocated_at", "expected"),
     [
-        (None, None),
+        pytest.param(
+            None, None, marks=pytest.mark.damages_database("was allocated at no time")
+        ),
         (START_MS, START_MS),
         (START_MS + 1, START_MS - 9_000),
     ],
@@ -264,6 +266,7 @@ def test_a_database_of_an_earlier_metis_gets_the_columns_that_it_lacks() -> None
     connection = memory_connection()
     connection.execute("DROP INDEX metis_ip_addresses_by_key")
     connection.execute("DROP INDEX metis_former_owners_by_pod")
+    connection.execute("DROP TRIGGER metis_ip_addresses_of_another")
     for table, column in (
         ("ip_addresses", "sort_key"),
         ("ip_addresses", "allocation_id"),
@@ -273,3 +276,15 @@ def test_a_database_of_an_earlier_metis_gets_the_columns_that_it_lacks() -> None
     assert not schema.check_compatible(connection)
     prepare(connection)
     assert schema.check_compatible(connection)
+
+
+def test_an_error_that_ended_the_transaction_is_told_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(connection: apsw.Connection) -> bool:
+        connection.execute("ROLLBACK")  # as SQLite does by itself on some errors
+        raise apsw.FullError("disk full")
+
+    monkeypatch.setattr(schema, "_is_complete", lost)
+    with pytest.raises(apsw.FullError):
+        schema.check_compatible(apsw.Connection(":memory:"))

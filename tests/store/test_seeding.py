@@ -108,8 +108,9 @@ def test_rows_that_are_there_already_stay_as_they_are() -> None:
     with connection:
         connection.execute(
             "INSERT INTO ip_addresses (address, cidr_block_id, is_allocated,"
-            " container_id) VALUES ('10.0.0.9', 1, TRUE, 'c1'),"
-            " ('10.0.0.4', 1, TRUE, 'c2')"
+            " container_id, interface_name, allocated_at) VALUES"
+            " ('10.0.0.9', 1, TRUE, 'c1', 'eth0', 1),"
+            " ('10.0.0.4', 1, TRUE, 'c2', 'eth0', 1)"
         )
         connection.execute("UPDATE cidr_blocks SET allocated_ips = 2")
     assert extend(connection, block, 0) == 256

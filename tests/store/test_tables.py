@@ -91,6 +91,7 @@ def test_addresses_are_listed_with_their_block(connection: apsw.Connection) -> N
     assert page.next_token == ""
 
 
+@pytest.mark.damages_database("its times are none")
 def test_a_value_that_is_no_time_is_shown_as_it_is(connection: apsw.Connection) -> None:
     connection.execute(
         "UPDATE cidr_blocks SET created_at = 'soon', updated_at = ?", (2**62,)
@@ -210,6 +211,7 @@ def test_pages_join_to_the_whole_table(
     assert tuple(rows) == whole.rows
 
 
+@pytest.mark.damages_database("rows go as nobody takes them")
 def test_rows_that_go_between_two_pages_move_no_others(
     connection: apsw.Connection,
 ) -> None:

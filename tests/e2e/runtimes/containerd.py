@@ -149,6 +149,13 @@ class Containerd:
                 self._process.wait()
                 raise
 
+    def power_off(self) -> None:
+        """Kill it; what it started goes on, and what it wrote stays."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+
     def run(
         self, name: str, handler: str = DEFAULT_HANDLER, seconds: float = CALL_SECONDS
     ) -> Pod:

@@ -265,6 +265,11 @@ class ReclaimResponse(betterproto2.Message):
     Why nothing was taken back though owners are gone; empty otherwise.
     """
 
+    left_out: "int" = betterproto2.field(3, betterproto2.TYPE_UINT32)
+    """
+    Verdicts that did not fit into the message, of owners that live.
+    """
+
 
 default_message_pool.register_message("metis.v1", "ReclaimResponse", ReclaimResponse)
 

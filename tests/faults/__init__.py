@@ -1,0 +1,1 @@
+"""The fault bench: everything around metis breaks, and nothing is lost."""
