@@ -16,13 +16,17 @@ from metis.store import rebuilding
 
 log = logging.getLogger("metis.store")
 
-_ALL_TRIGGERS = (
+_ALL_RULES = (
     "UPDATE cidr_blocks SET updated_at = 0",
     "UPDATE ip_addresses SET container_id = '', updated_at = 0",
+    "DELETE FROM cidr_blocks",
+    "DELETE FROM ip_addresses",
+    "INSERT INTO ip_addresses DEFAULT VALUES",
+    "INSERT INTO metis_former_owners DEFAULT VALUES",
+    "INSERT INTO metis_windows DEFAULT VALUES",
 )
-"""What SQLite compiles all triggers for. It keeps them as text, which its check of the
-file does not look at, and without them no row can be changed."""
-
+"""What SQLite compiles all triggers and references for. It keeps them as text, which its
+check of the file does not look at, and without them no row can be changed."""
 
 _TEXTS = {
     "sqlite_schema": "name, sql",
@@ -64,10 +68,10 @@ def examine(writer: apsw.Connection, now_ms: int, path: str) -> str:
     if problems:
         return "; ".join(" ".join(problem.split()) for problem in problems)
     try:
-        for statement in _ALL_TRIGGERS:
+        for statement in _ALL_RULES:
             writer.execute(f"EXPLAIN {statement}").fetchall()
     except apsw.SQLError as error:
-        return f"its triggers cannot be run: {error}"
+        return f"its triggers or references cannot be run: {error}"
     for table, columns in _TEXTS.items():
         # All in one piece, because SQLite does not look at what its texts are.
         query = f"SELECT group_concat(concat({columns}), '') FROM {table}"  # noqa: S608  # names of this module

@@ -376,12 +376,22 @@ def test_a_database_that_is_gone_is_missed_by_the_index_of_its_log(
         killed.check_it_waits(database)
 
 
-def test_a_trigger_whose_text_is_damaged_is_damage(place: Place) -> None:
-    """SQLite's own check passes it, and every write would fail."""
+@pytest.mark.parametrize(
+    ("text", "damaged"),
+    [
+        ("OLD.updated", "OND.updated"),
+        ("REFERENCES ip_addresses (", "REFERENCES ip_addresse  ("),
+        ("REFERENCES cidr_blocks (", "REFERENCES cidr_block  ("),
+    ],
+)
+def test_a_rule_whose_text_is_damaged_is_damage(
+    place: Place, text: str, damaged: str
+) -> None:
+    """SQLite's own check passes triggers and references, and writes would fail."""
     connection = apsw.Connection(str(place.path))
     connection.pragma("writable_schema", 1)
     connection.execute(
-        "UPDATE sqlite_schema SET sql = replace(sql, 'OLD.updated', 'OND.updated')"
+        "UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (text, damaged)
     )
     connection.close()
     with place.opened() as database:
