@@ -11,19 +11,27 @@ fixes the offset when it opens (`metis.store`).
 
 from __future__ import annotations
 
+import errno
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+_BOOT_ID = re.compile(r"[0-9a-f-]{36}")
+"""A UUID (random(4)); the places of its hyphens tell nothing more."""
 
 
 class Clock(Protocol):
     """Where raw time comes from; tests put their own in its place."""
 
     def boot_id(self) -> str:
-        """A text that differs for every boot of the machine."""
+        """A text that differs for every boot of the machine.
+
+        Raises:
+          OSError: it is not known.
+        """
 
     def boottime_ms(self) -> int:
         """Milliseconds since boot, suspended time included; never steps."""
@@ -36,8 +44,16 @@ class SystemClock:
     """The kernel's own clocks."""
 
     def boot_id(self) -> str:
-        """The kernel's random id of this boot."""
-        return Path(BOOT_ID_PATH).read_text(encoding="ascii").strip()
+        """The kernel's random id of this boot.
+
+        Raises:
+          OSError: it cannot be read, or is none. Another text in its place would be
+            another boot, and cost every owner its address.
+        """
+        text = Path(BOOT_ID_PATH).read_bytes().decode("ascii", "replace").strip()
+        if not _BOOT_ID.fullmatch(text):
+            raise OSError(errno.EIO, f"it has {text[:40]!r}, no boot id", BOOT_ID_PATH)
+        return text
 
     def boottime_ms(self) -> int:
         """CLOCK_BOOTTIME in milliseconds."""

@@ -26,6 +26,7 @@ May touch: the directories that holdings name, /proc/self/fd, the runtime's sock
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -35,10 +36,12 @@ from typing import TypeAlias
 
 import trio
 
-from metis.cri import ask_runtime
+from metis.cri import EMPTY, ask_runtime
 from metis.model import Holding
 from metis.rpc.transport import Transport
 from metis.verdicts import Evidence, Namespaces, Sandboxes
+
+log = logging.getLogger("metis.reclaim")
 
 LOOK_SECONDS = 5.0
 """Until a directory must have been looked at, in seconds. A local one takes some
@@ -69,6 +72,7 @@ class Lookout:
       runtime: where the runtime's CRI serves; None where none is configured.
       lookers: the threads that look at files.
       proven: directories in which a namespace of an owner has been seen.
+      silences: why the runtime told nothing when it was asked last, if so.
     """
 
     now_ms: Callable[[], int]
@@ -78,6 +82,7 @@ class Lookout:
         default_factory=lambda: trio.CapacityLimiter(LOOKERS)
     )
     proven: set[Identity] = field(default_factory=set)
+    silences: set[str] = field(default_factory=set)
 
     async def look(self, holdings: Collection[Holding]) -> Evidence:
         """Look at everything that tells something about the owners of addresses.
@@ -101,7 +106,22 @@ class Lookout:
                 and holding.netns_path not in namespaces.present
             }
             sandboxes = await ask_runtime(self.runtime, suspects)
+            self._tell_of_silence(sandboxes.silence)
         return Evidence(taken_ms, self.boot_id, namespaces, sandboxes)
+
+    def _tell_of_silence(self, silence: str) -> None:
+        """Warn of a runtime that fails, or a wrong path, once until it answers.
+
+        Nothing is lost by it but evidence, so that nobody would notice otherwise.
+        """
+        if not silence or silence == EMPTY:
+            self.silences.clear()
+        elif not self.silences:
+            self.silences.add(silence)
+            log.warning(
+                "the container runtime cannot be asked who is gone",
+                extra={"runtime": self.runtime, "reason": silence},
+            )
 
 
 async def look_at_namespaces(

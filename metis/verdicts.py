@@ -5,12 +5,14 @@ Taking it back from an owner that lives would be far worse: two pods with one
 address. So an owner is gone only where something on the node proves it, and what
 is merely not to be seen proves nothing.
 
-  Rule 1: whoever got its address in another boot of the machine is gone. No
-          container survives a reboot.
-  Rule 2: signs of life keep: the network namespace is there, or the runtime knows
+  Rule 1: signs of life keep: the network namespace is there, or the runtime knows
           the container, whatever its state.
-  Rule 3: whoever asked within the grace period is kept. A runtime asks for the
+  Rule 2: whoever asked within the grace period is kept. A runtime asks for the
           address first and lists the container when all of it is up.
+  Rule 3: gone is who got its address in another boot of the machine. No container
+          survives a reboot; one that shows signs of life did not come from there,
+          whatever its record says (of an older metis, of the original, or of a
+          process that was shown another boot id).
   Rule 4: gone is whose network namespace is missing, where the directory in which
           it was can be looked at.
   Rule 5: gone is whom the runtime does not list and, asked by name, does not know,
@@ -19,7 +21,7 @@ is merely not to be seen proves nothing.
           other runtimes have no namespace of Kubernetes, and no CRI knows them.
   Rule 6: all else is kept.
 
-Evidence counts only against what was allocated before it was taken, which rule 3
+Evidence counts only against what was allocated before it was taken, which rule 2
 includes. Whoever acts on a verdict waits for a second one (`metis.reclaim`).
 
 Pure: no clock, no file, no socket, no `async def`.
@@ -99,8 +101,6 @@ def judge(holding: Holding, evidence: Evidence, grace_ms: int) -> Verdict:
       evidence: what the node shows.
       grace_ms: how long an owner is left alone after it asked, in milliseconds.
     """
-    if holding.boot_id and evidence.boot_id and holding.boot_id != evidence.boot_id:
-        return Verdict(True, "the node was rebooted since")
     namespaces, sandboxes = evidence.namespaces, evidence.sandboxes
     container_id, path = holding.owner.container_id, holding.netns_path
     if path in namespaces.present:
@@ -116,6 +116,8 @@ def judge(holding: Holding, evidence: Evidence, grace_ms: int) -> Verdict:
             f"it asked for the address {age_ms / 1000:.0f} s ago, "
             f"within the grace period of {grace_ms / 1000:g} s",
         )
+    if holding.boot_id and evidence.boot_id and holding.boot_id != evidence.boot_id:
+        return Verdict(True, "the node was rebooted since")
     if path in namespaces.missing:
         return Verdict(True, f"its network namespace {shown(path)} is gone")
     by_runtime = _of_runtime(holding, sandboxes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metis import clock as clock_module
 from metis.clock import Clock, StoredClock, SystemClock
 
 
@@ -52,6 +54,19 @@ def test_the_boot_id_is_the_same_within_a_boot() -> None:
     clock: Clock = SystemClock()
     assert re.fullmatch(r"[0-9a-f-]{36}", clock.boot_id())
     assert clock.boot_id() == SystemClock().boot_id()
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"\xff" * 36, b"boot", None])
+def test_what_is_no_boot_id_is_an_error(
+    text: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have an empty file in its place."""
+    path = tmp_path / "boot_id"
+    if text is not None:
+        path.write_bytes(text)
+    monkeypatch.setattr(clock_module, "BOOT_ID_PATH", str(path))
+    with pytest.raises(OSError, match="boot_id"):
+        SystemClock().boot_id()
 
 
 def test_boot_time_counts_milliseconds_and_never_steps_back() -> None:

@@ -139,6 +139,25 @@ async def test_a_database_that_is_damaged_while_it_is_served_is_healed_and_serve
     assert len(healing.damaged_copies(config.db_path)) == 1
 
 
+async def test_a_database_that_is_removed_while_it_is_served_is_put_back_and_served(
+    tmp_path: Path, serving: Serving
+) -> None:
+    config = config_in(tmp_path)
+    transport = metis.UnixTransport(config.socket_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(metis.serve, config)
+        given = {name: await ask(transport, name) for name in map(str, range(5))}
+        for suffix in ("", "-wal", "-shm"):
+            os.unlink(config.db_path + suffix)  # as somebody else would
+        with pytest.raises(GRPCError) as caught:
+            await ask(transport, "another")
+        assert caught.value.status is Status.UNAVAILABLE
+        await serving.again.wait()
+        assert {name: await ask(transport, name) for name in given} == given
+        assert await ask(transport, "another") not in given.values()
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_error_that_no_look_at_the_file_confirms_is_survived(
     tmp_path: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

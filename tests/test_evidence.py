@@ -270,3 +270,24 @@ async def test_a_runtime_that_fails_does_not_hide_the_namespaces(
         )
     assert seen.namespaces.missing == {gone}
     assert "broken (INTERNAL)" in seen.sandboxes.silence
+
+
+async def test_a_runtime_that_cannot_be_asked_is_told_of_once_until_it_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where its path is misspelled: nothing else would show it."""
+    runtime = FakeRuntime("c1")
+    failure = GRPCError(Status.UNAVAILABLE, "not initialized yet")
+    told = []
+    async with running(runtime) as transport:
+        lookout = Lookout(lambda: 1, "boot-1", transport)
+        for fails in (True, True, False, True):
+            runtime.failure = failure if fails else None
+            await lookout.look([])
+            told.append(len(caplog.records))
+        runtime.failure = None
+        runtime.sandboxes.clear()  # a node without pods is no failure
+        await lookout.look([])
+    assert told == [1, 1, 1, 2]
+    assert len(caplog.records) == 2
+    assert "not initialized yet" in str(vars(caplog.records[0])["reason"])

@@ -51,10 +51,12 @@ def verdict(
     return judge(holding, Evidence(NOW, "boot-1", namespaces, sandboxes), GRACE_MS)
 
 
-def test_an_owner_of_another_boot_is_gone_whatever_else_is_seen() -> None:
-    of_another = verdict(IS_THERE, NAMED, boot_id="boot-0", allocated_at=NOW)
-    assert of_another == Verdict(True, "the node was rebooted since")
+def test_an_owner_of_another_boot_is_gone_without_signs_of_life() -> None:
+    assert verdict(boot_id="boot-0") == Verdict(True, "the node was rebooted since")
     assert not verdict(boot_id="").gone
+    assert not verdict(IS_THERE, boot_id="boot-0").gone
+    assert not verdict(sandboxes=NAMED, boot_id="boot-0").gone
+    assert not verdict(boot_id="boot-0", allocated_at=NOW - 1).gone
     assert not judge(HOLDING, Evidence(NOW, ""), GRACE_MS).gone
 
 

@@ -11,6 +11,7 @@ import click
 from metis.cli.options import db_path_option, reported_errors
 from metis.cli.output import output_option
 from metis.clock import SystemClock
+from metis.errors import StoreDamaged
 from metis.store.invariants import Findings
 from metis.store.reading import check_file
 from metis.store.violations import Violation
@@ -29,11 +30,14 @@ def command(output: str, db_path: str) -> None:
     Prints a line for each violation; the exit status is 0 when there are none.
     """
     with reported_errors():
-        findings = check_file(db_path, SystemClock())
-    if output == "json":
-        click.echo(json.dumps(_as_json(db_path, findings), indent=2))
-    else:
-        print_findings(findings)
+        try:
+            findings = check_file(db_path, SystemClock())
+        except StoreDamaged as error:
+            raise StoreDamaged(f"{error}: `metis repair` heals it") from None
+        if output == "json":
+            click.echo(json.dumps(_as_json(db_path, findings), indent=2))
+        else:
+            print_findings(findings)
     if findings.violations:
         raise SystemExit(1)
 

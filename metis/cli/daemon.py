@@ -25,9 +25,11 @@ from metis.cli.watchdog import feed_watchdog, watchdog_seconds
 from metis.config import (
     DEFAULT_DB_PATH,
     DEFAULT_SOCKET_PATH,
+    LAST_UID,
     SYNCHRONOUS_LEVELS,
     DaemonConfig,
 )
+from metis.errors import InvalidRequest
 from metis.paths import exposed_directory_of
 
 log = logging.getLogger("metis.daemon")
@@ -51,9 +53,10 @@ class Uid(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Read decimal digits; DaemonConfig says which numbers there are."""
+        """Read decimal digits."""
         text = str(value)
-        if not (text.isascii() and text.isdigit() and len(text) <= UID_DIGITS):
+        is_number = text.isascii() and text.isdigit() and len(text) <= UID_DIGITS
+        if not is_number or int(text) > LAST_UID:
             self.fail(
                 f"{text!r} is not a uid: write the user's number, "
                 "as `id -u NAME` tells it",
@@ -61,6 +64,29 @@ class Uid(click.ParamType[int]):
                 ctx,
             )
         return int(text)
+
+
+SHORTEST_INTERVAL = 0.1
+"""Seconds. One who looks at the node more often does little else, and what was
+mistyped, 1ms for 1m, takes two looks at one moment for two strikes."""
+
+
+class Interval(Duration):
+    """How often something is done; 0 is never."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a duration that is 0 or not too short."""
+        seconds = super().convert(value, param, ctx)
+        if 0 < seconds < SHORTEST_INTERVAL:
+            self.fail(
+                f"{value!r} is too short: write 100ms or more, for example '1m', "
+                "or 0 for never",
+                param,
+                ctx,
+            )
+        return seconds
 
 
 class CriSocket(SafePath):
@@ -89,7 +115,7 @@ class CriSocket(SafePath):
     type=SafePath(),
     default=DEFAULT_SOCKET_PATH,
     show_default=True,
-    help="Unix socket to serve on (mode 0600).",
+    help="Unix socket to serve on (mode 0600, with --allow-uid 0666).",
 )
 @click.option(
     "--allow-uid",
@@ -128,7 +154,7 @@ class CriSocket(SafePath):
 )
 @click.option(
     "--reclaim-interval",
-    type=Duration(),
+    type=Interval(),
     default="1m",
     show_default=True,
     help="How often to look for pods that are gone without a DEL; 0 is never.",
@@ -187,8 +213,12 @@ def command(log_format: str, verbose: int, **settings: object) -> None:
     raise_open_file_limit()
     spare_garbage_collection()
 
-    async def run() -> None:
+    try:
         config = DaemonConfig(**settings)  # type: ignore[arg-type]  # click has converted each to the field's type
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from None
+
+    async def run() -> None:
         warn_of_exposed_directories(config)
         await run_until_signal(config)
 

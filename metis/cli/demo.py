@@ -105,7 +105,9 @@ class Runtime:
         return 0, " ".join(entry["address"] for entry in answer["ips"])
 
 
-@click.command("demo")
+@click.command(
+    "demo", short_help="Show the main job on a temporary directory, without root."
+)
 def command() -> None:
     """Run a daemon and the plugin on a temporary directory and show what happens.
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import click
 
 from metis.api.metis.v1 import HistoryEntry, ListHistoryRequest, NodeStub
-from metis.cli.options import RPC_TIMEOUT, run_reported, socket_path_option
+from metis.cli.options import RPC_TIMEOUT, Given, run_reported, socket_path_option
 from metis.cli.output import NULL, Page, output_option, print_pages, shown_time
 from metis.rpc.channel import Channel, open_channel
 from metis.rpc.transport import UnixTransport
@@ -52,38 +52,41 @@ class Moment(click.ParamType[int]):
 
 
 @click.command("history")
-@click.option("--ip", "ip_address", default="", metavar="A", help="Of this address.")
+@click.option("--ip", "ip_address", type=Given(), metavar="A", help="Of this address.")
 @click.option(
-    "--at", "at_ms", type=Moment(), help="Only who had an address at this time."
+    "--at",
+    "at_ms",
+    type=Moment(),
+    help="Only who had an address at this time, for example 2026-01-31T12:00:00Z.",
 )
-@click.option("--pod", default="", metavar="NS/NAME", help="Of this pod.")
-@click.option("--container", default="", metavar="ID", help="Of this container.")
-@click.option("--network", default="", help="On this network.")
+@click.option("--pod", type=Given(), metavar="NAMESPACE/NAME", help="Of this pod.")
+@click.option("--container", type=Given(), metavar="ID", help="Of this container.")
+@click.option("--network", type=Given(), metavar="NAME", help="On this network.")
 @output_option
 @socket_path_option
 def command(
-    ip_address: str,
+    ip_address: str | None,
     at_ms: int | None,
-    pod: str,
-    container: str,
-    network: str,
+    pod: str | None,
+    container: str | None,
+    network: str | None,
     output: str,
     socket_path: str,
 ) -> None:
     """Tell who had which address, from when to when, and why it ended.
 
-    The latest first; an address without an end is held now. Ends are kept for 30
-    days, and 100,000 of them at the most.
+    What is held now comes first, and has no end; what ended follows, the latest
+    first. Ends are kept for 30 days, and 100,000 of them at the most.
     """
-    namespace, slash, name = pod.partition("/")
-    if pod and not (namespace and slash and name):
+    namespace, _, name = (pod or "").partition("/")
+    if pod and (not namespace or not name or "/" in name):
         raise click.BadParameter(
             f"{pod!r} does not name a pod: write NAMESPACE/NAME", param_hint="--pod"
         )
     request = ListHistoryRequest(
-        ip_address=ip_address,
-        network=network,
-        container_id=container,
+        ip_address=ip_address or "",
+        network=network or "",
+        container_id=container or "",
         pod_name=name,
         pod_namespace=namespace,
         at_ms=at_ms or 0,

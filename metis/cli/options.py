@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,9 @@ from grpclib import GRPCError
 from metis.config import DEFAULT_DB_PATH, DEFAULT_SOCKET_PATH, parse_duration
 from metis.errors import InvalidRequest, MetisError, sole_error
 from metis.paths import refuse_exposed_links
+
+_ENDS = (click.ClickException, SystemExit, KeyboardInterrupt, BrokenPipeError)
+"""What click knows how to end a program by."""
 
 RPC_TIMEOUT = 10.0
 """Seconds that a command waits for the daemon, as the original's client does."""
@@ -34,6 +38,21 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+class Given(click.ParamType[str]):
+    """A text that is not empty, as a variable is that a script forgot to set."""
+
+    name = "text"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Pass the text on as it is."""
+        text = str(value)
+        if not text:
+            self.fail("it is empty: write a value, or leave the option out", param, ctx)
+        return text
+
+
 class SafePath(click.ParamType[str]):
     """A path of a file that no link takes to where others may write."""
 
@@ -44,6 +63,8 @@ class SafePath(click.ParamType[str]):
     ) -> str:
         """Pass the path on as it is, if it may be used; see `metis.paths`."""
         path = str(value)
+        if not path:
+            self.fail("it is empty: write the path of a file", param, ctx)
         try:
             refuse_exposed_links("it", path)
         except InvalidRequest as error:
@@ -78,17 +99,26 @@ release_cooldown_option = click.option(
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Turn expected failures into one line on stderr and exit status 1."""
+    """Turn expected failures into one line on stderr and exit status 1.
+
+    What ends a command from outside, such as Ctrl-C or a reader that went away, comes
+    out of its nurseries as itself: click ends the program by it without a traceback.
+    """
     try:
         yield
-    except Exception as error:
+    except (Exception, BaseExceptionGroup) as error:
         sole = sole_error(error)
         if isinstance(sole, MetisError):
             raise click.ClickException(str(sole)) from error
         if isinstance(sole, GRPCError):
             message = sole.message or "the call failed"
             raise click.ClickException(f"{message} ({sole.status.name})") from error
-        if isinstance(sole, click.ClickException):
+        if isinstance(sole, OSError) and sole.errno == errno.ENOSPC:
+            what = sole.filename or "the output"
+            raise click.ClickException(
+                f"{what} cannot be written: {sole.strerror}"
+            ) from error
+        if isinstance(sole, _ENDS):
             raise sole from None
         raise
 

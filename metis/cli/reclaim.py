@@ -16,6 +16,9 @@ ROUND_SECONDS = 30.0
 """Until the daemon must have looked at the node, in seconds. It gives a directory 5
 and the container runtime 10."""
 
+HIGHEST_LIMIT = 2**32 - 1
+"""What the field of the message holds (uint32)."""
+
 HEADERS = (
     "network",
     "address",
@@ -36,7 +39,7 @@ HEADERS = (
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=HIGHEST_LIMIT),
     metavar="N",
     help="Most addresses that may go at once, in place of the daemon's own limit.",
 )

@@ -28,7 +28,7 @@ class _Outcome:
     left: Findings
 
 
-@click.command("repair")
+@click.command("repair", short_help="Mend what `metis check` complains about.")
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and change nothing."
 )
@@ -38,7 +38,7 @@ def command(dry_run: bool, release_cooldown: float, db_path: str) -> None:
     """Mend what `metis check` complains about, as far as that needs no guess.
 
     One transaction, also beside a running daemon. Prints what was done, then what
-    is left; the exit status is 0 when nothing is.
+    is left; the exit status is 0 when nothing is, and always with --dry-run.
     """
     with reported_errors():
         try:
@@ -66,7 +66,7 @@ def _print_outcome(outcome: _Outcome, damage: list[Violation]) -> None:
     left = outcome.left.violations
     if not any(one.kind is Kind.FILE for one in left):
         for violation in damage:
-            click.echo(f"{violation.kind}: {violation.words}: {violation.mend}")
+            click.echo(f"{violation.kind}: {violation.words}: healed")
     for violation in outcome.done:
         click.echo(f"{violation.kind}: {violation.words}: {violation.mend}")
     print_lines("left alone: ", left)

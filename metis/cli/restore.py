@@ -14,7 +14,7 @@ from metis.store.merging import Report, merge, read_backup
 from metis.store.reading import read_file
 
 
-@click.command("restore")
+@click.command("restore", short_help="Bring a backup back into the database.")
 @click.argument("file", type=click.Path())
 @release_cooldown_option
 @db_path_option

@@ -63,7 +63,7 @@ async def collect_garbage(
             Attachment(container_id=container, interface_name=interface)
             for container, interface in sorted(request.attachments)
         ],
-        started_boottime_ms=origin.started_boottime_ms,
+        started_boottime_ms=origin.earliest_boottime_ms or origin.started_boottime_ms,
         boot_id=origin.boot_id,
     )
     response: CollectGarbageResponse | None = await daemon.ask(

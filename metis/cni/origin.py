@@ -28,11 +28,13 @@ class Origin:
 
     Attributes:
       boot_id: the kernel's id of the boot, or empty.
-      started_boottime_ms: milliseconds since that boot, or 0.
+      started_boottime_ms: milliseconds since that boot, or 0; at the latest.
+      earliest_boottime_ms: the same, at the earliest.
     """
 
     boot_id: str = ""
     started_boottime_ms: int = 0
+    earliest_boottime_ms: int = 0
 
 
 def read_origin(
@@ -41,10 +43,12 @@ def read_origin(
     """When this process began; unknown where the kernel does not tell.
 
     The kernel counts in ticks, of 10 ms as a rule, so the moment is known as a
-    span. Told is its end, or the present where that is earlier: always after the
-    true moment. So an ADD that follows a DEL is never taken for an earlier one,
-    however fast it follows. The other way around there is time enough: a DEL
-    that is sent after an ADD needs more than a tick to become a process and ask.
+    span. For an ADD its end counts, or the present where that is earlier: always after
+    the true moment. So an ADD that follows a DEL is never taken for an earlier one,
+    however fast it follows. The other way around there is time enough: a DEL that is
+    sent after an ADD needs more than a tick to become a process and ask. For the list
+    of a GC the beginning counts, so that nothing which was given since is taken for
+    older.
 
     Args:
       clock: where raw time comes from; by default the kernel.
@@ -60,4 +64,4 @@ def read_origin(
     except (OSError, ValueError, IndexError):
         return Origin()
     end_of_tick = -(-(start + 1) * 1000 // ticks)  # rounded up
-    return Origin(boot_id, min(end_of_tick, clock.boottime_ms()))
+    return Origin(boot_id, min(end_of_tick, clock.boottime_ms()), start * 1000 // ticks)

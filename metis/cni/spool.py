@@ -21,6 +21,7 @@ kernel frees it with its holder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -67,6 +68,10 @@ ABANDONED_SECONDS = 3600.0
 """Age at which a temporary file is nobody's any more; writing one takes
 milliseconds, unless the process was killed meanwhile."""
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What this process lacks, and the entry that cannot be read for it has nothing to do
+with: it has to be tried again."""
+
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 """A container id is what it takes to forge a DEL."""
@@ -106,7 +111,7 @@ class Entry:
         it got later.
         """
         clock = store.clock
-        if self.boot_id != clock.clock.boot_id():
+        if self.boot_id != store.boot_id:
             return clock.offset_ms
         # Never after now, which would refuse the owner everything until then.
         return min(clock.offset_ms + self.boottime_ms, clock.now_ms())
@@ -170,6 +175,7 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
     Raises:
       StoreBusy: another process kept the lock for LOCK_SECONDS, or the database.
       StoreError: the database failed; what was not applied stays.
+      OSError: the spool cannot be read now; what was not applied stays.
     """
     applied = 0
     if not _entries(db_path):
@@ -182,6 +188,8 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
             try:
                 entry = _read(path)
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in _OURS:
+                    raise
                 _put_aside(path, error)
                 continue
             await engine.deallocate(
@@ -224,7 +232,7 @@ async def keep_applying(
 
 def directory_of(db_path: str) -> str:
     """Where the DELs for a database are kept."""
-    return f"{db_path}{SUFFIX}"
+    return f"{os.path.realpath(db_path)}{SUFFIX}"  # beside the file, as its locks are
 
 
 def _key(owner: Owner) -> str:

@@ -85,6 +85,19 @@ BEGIN
   WHERE id = NEW.id;
 END;
 
+-- The same for a row that nobody has any more. An older metis gives the row another
+-- allocation_id as we do, and knows none of the others: whoever got it next would live
+-- in the former owner's namespace and boot, and be gone with him.
+CREATE TRIGGER IF NOT EXISTS metis_ip_addresses_of_nobody
+AFTER UPDATE OF container_id ON ip_addresses FOR EACH ROW
+WHEN NEW.container_id IS NULL
+  AND coalesce(NEW.boot_id, NEW.netns_path, NEW.given_at) IS NOT NULL
+BEGIN
+  UPDATE ip_addresses
+  SET boot_id = NULL, netns_path = NULL, given_at = NULL, updated_at = NEW.updated_at
+  WHERE id = NEW.id;
+END;
+
 -- Until when no address without an owner is given, after records were lost. At
 -- most one row.
 CREATE TABLE IF NOT EXISTS metis_caution (until_ms INTEGER NOT NULL);

@@ -10,6 +10,7 @@ May touch: the database, read-only through SQLite; the copy and its directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 
@@ -88,7 +89,11 @@ def _copy(source: apsw.Connection, copy: str) -> None:
     try:
         target.pragma("synchronous", "OFF")  # it is flushed as a whole in the end
         with target.backup("main", source, "main") as backup:
-            backup.step(ALL_PAGES)
+            try:
+                backup.step(ALL_PAGES)
+            except apsw.FullError:
+                # Not the database's, and SQLite's words for it are "not an error".
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         # As it was copied it would want a log beside it whenever it is read.
         target.pragma("journal_mode", "DELETE")
         found = target.pragma("integrity_check")

@@ -27,7 +27,10 @@ def begin(connection: apsw.Connection, now_ms: int, until_ms: int) -> None:
     connection.execute("INSERT INTO metis_caution VALUES (?)", (until_ms,))
     connection.execute(
         "UPDATE ip_addresses SET release_at = ?1, updated_at = ?2"
-        " WHERE is_allocated = FALSE AND coalesce(release_at, 0) < ?1",
+        " WHERE is_allocated = FALSE AND coalesce(release_at, 0) < ?1"
+        # Such a block gives nothing, and is gone once nothing of it cools.
+        " AND cidr_block_id NOT IN"
+        " (SELECT id FROM cidr_blocks WHERE state = 'Deleting')",
         (until_ms, now_ms),
     )
 

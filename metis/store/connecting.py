@@ -2,7 +2,8 @@
 
 SQLite's errors become one of `metis.errors` here (`translated`).
 
-May touch: the file, through SQLite, and its mode.
+May touch: the file, through SQLite, and its mode; after a boot, it asks whether there
+are the network namespaces that are named in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import apsw
 
 from metis.clock import Clock, StoredClock
 from metis.errors import StoreBusy, StoreDamaged, StoreError, StoreUnavailable
-from metis.store import schema, seeding
+from metis.store import reboot, schema, seeding
 
 BUSY_TIMEOUT_MS = 1000
 """How long SQLite waits for another process's write lock, in milliseconds.
@@ -28,6 +29,10 @@ several times within the 10 s that a CNI client gives it.
 _WAL_ATTEMPTS = 10
 """Tries to change the journal mode. Each but the last waits for the lock of whoever
 was faster, so two suffice where nobody is unlucky twice."""
+
+EMPTY_AT_BOOT = ("/run/", "/var/run/")
+"""Where runtimes have the network namespaces of their containers, in memory. No look
+there waits for a disk or for another machine."""
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -114,10 +119,18 @@ def prepare(
     enter_wal_mode(writer)
     writer.pragma("synchronous", synchronous)
     writer.pragma("foreign_keys", True)
-    boot_id = clock.boot_id()
+    try:
+        boot_id = clock.boot_id()
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the boot of this machine is not known, without which owners of a former "
+            f"one cannot be told: {error.filename}: {error.strerror}"
+        ) from None
     offset_ms = schema.clock_offset(writer, boot_id) if complete else None
     if offset_ms is None:
         writer.execute("BEGIN IMMEDIATE")
+        if complete:
+            reboot.keep(writer, boot_id, _outlives_no_boot)
         offset_ms = schema.prepare(
             writer,
             boot_id=boot_id,
@@ -126,8 +139,17 @@ def prepare(
             cooldown_ms=cooldown_ms,
         )
         writer.execute("COMMIT")
+        # The file by itself has to say which boot it is of: if its log were lost, it
+        # would be one of a former boot, of which nobody is left to be robbed.
+        with contextlib.suppress(apsw.Error):
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
     keep_private(writer.filename)
     return StoredClock(clock, offset_ms)
+
+
+def _outlives_no_boot(path: str) -> bool:
+    """Whether a path is there, in a place that is empty when a machine has booted."""
+    return path.startswith(EMPTY_AT_BOOT) and os.path.lexists(path)
 
 
 def keep_private(path: str) -> None:

@@ -36,6 +36,7 @@ from metis.errors import (
     StoreBusy,
     StoreDamaged,
     StoreError,
+    StoreUnavailable,
 )
 from metis.store import arrival, connecting, opening
 from metis.store.arrival import Evidence, Patient
@@ -78,6 +79,7 @@ class Database:
     _writer: apsw.Connection
     _readers: collections.deque[apsw.Connection]
     _attendance: Attendance
+    _identity: tuple[int, int]
     healed: bool = False
     _write_limiter: anyio.CapacityLimiter = field(
         default_factory=lambda: anyio.CapacityLimiter(1)
@@ -110,8 +112,14 @@ class Database:
           then its own writes were undone, and those of the others stand.
 
         Raises:
+          StoreDamaged: somebody has removed the file, or put another in its place.
+            Closing it puts it back where nothing is.
           StoreError: nothing of the group was written.
         """
+        if not self._is_in_place():  # a microsecond
+            raise StoreDamaged(
+                f"database {self.path!r} was removed or replaced while it is open"
+            )
         if self._wal_pages >= self._checkpoint_at:
             await anyio.to_thread.run_sync(
                 self._checkpoint, limiter=self._write_limiter
@@ -140,6 +148,14 @@ class Database:
         for _ in range(READERS):  # once all are ours, no read is running
             await self._read_limiter.acquire_on_behalf_of(object())
         await anyio.to_thread.run_sync(self._close, limiter=self._write_limiter)
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file still has its name, and is not written to in vain."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def _read(self, work: Work[T]) -> T:
         connection = self._readers.pop()
@@ -183,6 +199,10 @@ class Database:
             self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _close(self) -> None:
+        if not os.path.exists(self.path):
+            from metis.store import missing
+
+            missing.put_back(self._writer, self.path)
         for connection in (*self._readers, self._writer):
             connecting.close(connection)
         self._attendance.leave()
@@ -324,7 +344,8 @@ def _open(
         for _ in range(READERS):
             reader = connecting.connect(path, apsw.SQLITE_OPEN_READONLY)
             connections.append(reader)
-    except (apsw.Error, MetisError, UnicodeDecodeError) as error:
+        file = os.stat(path)
+    except (apsw.Error, MetisError, OSError, UnicodeDecodeError) as error:
         for connection in reversed(connections):
             if left_wal:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -334,6 +355,8 @@ def _open(
             raise translated(error, what) from error
         if isinstance(error, UnicodeDecodeError):
             raise StoreDamaged(f"{what}: it holds text that is none") from error
+        if isinstance(error, OSError):  # it was there a moment ago
+            raise StoreUnavailable(f"{what}: {error.strerror}") from error
         raise type(error)(f"{what}: {error}") from None
     return Database(
         path,
@@ -341,6 +364,7 @@ def _open(
         writer,
         collections.deque(connections[1:]),
         attendance,
+        (file.st_dev, file.st_ino),
         _flushes=synchronous != "NORMAL",
     )
 

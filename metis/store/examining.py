@@ -25,8 +25,8 @@ _ALL_RULES = (
     "INSERT INTO metis_former_owners DEFAULT VALUES",
     "INSERT INTO metis_windows DEFAULT VALUES",
 )
-"""What SQLite compiles all triggers and references for. It keeps them as text, which its
-check of the file does not look at, and without them no row can be changed."""
+"""What SQLite compiles all triggers and references for. It keeps them as text, which
+its check of the file does not look at, and without them no row can be changed."""
 
 _TEXTS = {
     "sqlite_schema": "name, sql",

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 
 import apsw
 
+from metis.errors import InvalidRequest
 from metis.model import Allocation, Owner
 from metis.store import deletions
 from metis.store.holdings import held_rows, take_back
@@ -45,7 +46,23 @@ def owners_besides(
         " ORDER BY a.container_id, a.interface_name",
         (network, taken_at),
     )
-    return [Owner(network, *row) for row in rows if row not in kept]
+    return [
+        Owner(network, *row)
+        for row in rows
+        if row not in kept and _is_one_of_ours(network, *row)
+    ]
+
+
+def _is_one_of_ours(network: str, container_id: str, interface_name: str) -> bool:
+    """Whether these make an owner. The original lets in some that no list can name.
+
+    Nothing is known of those, so they keep what they have, and hinder nobody.
+    """
+    try:
+        Owner(network, container_id, interface_name)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def collect(

@@ -53,8 +53,9 @@ MOST_DAMAGED = 5
 start shall not fill its disk with them."""
 
 _FILE_MODE = 0o600
-_PARTS = ("", "-wal", "-shm")
-"""Suffixes of the files of a database."""
+_PARTS = ("", "-wal", "-shm", "-journal")
+"""Suffixes of the files of a database. The last is of programs that keep no log; left
+beside another database, SQLite would undo that one's pages by it."""
 
 _ASIDE = r"\.damaged-(\d{8}T\d{6}Z)(?:-(\d+))?"
 """What the name of a damaged database has more: when it was set aside, in UTC, and
@@ -80,9 +81,14 @@ def look_closely(patient: Patient) -> tuple[bool, str]:
     path = patient.path
     with _reported(path):
         if not is_unattended(path):
+            if not os.path.exists(path):
+                raise StoreUnavailable(
+                    f"database {path!r} is gone, and others still have it open: "
+                    "a new one is made when they have closed it"
+                )
             return False, ""
         traces.forget_second_name(path)
-        _go_forward(path)
+        go_forward(path)
         if not os.path.exists(path):
             return _replace_missing(patient), ""
         found = traces.look(path, patient.clock.boot_id())
@@ -112,9 +118,14 @@ def heal(patient: Patient, wrong: str, *, log_is_foreign: bool = False) -> Repor
     with _reported(path):
         founds = _gather(path, log_is_foreign=log_is_foreign)
         report = _make(patient, founds, is_missing_something=True)
+        if not is_unattended(path):  # a program that knows none of our locks
+            raise StoreUnavailable(
+                f"database {path!r} is damaged, and others have opened it meanwhile: "
+                "it is moved aside when they have closed it"
+            )
         aside = _set_aside(path)
         os.rename(f"{path}.new", f"{path}.healed")
-        _go_forward(path)
+        go_forward(path)
     _tell(patient, wrong, founds, report, aside)
     return report
 
@@ -171,7 +182,7 @@ def _replace_missing(patient: Patient) -> bool:
     report = _make(patient, founds, is_missing_something=True, claims=claims)
     aside = _set_aside(path)
     os.rename(f"{path}.new", f"{path}.healed")
-    _go_forward(path)
+    go_forward(path)
     _tell(patient, "it is gone, and was in use", founds, report, aside)
     return True
 
@@ -219,7 +230,7 @@ def _make(
 ) -> Report:
     """Make "<db>.new", whole, closed and on the disk."""
     clock, new = patient.clock, f"{patient.path}.new"
-    for suffix in (*_PARTS, "-journal"):  # of somebody who was killed at it
+    for suffix in _PARTS:  # of somebody who was killed at it
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new + suffix)
     os.mknod(new, stat.S_IFREG | _FILE_MODE)
@@ -284,25 +295,52 @@ def _take_place(path: str) -> None:
 
 
 def _set_aside(path: str) -> str:
-    """Give the damaged files a second name; tell which."""
+    """Give the damaged files a second name; tell which.
+
+    Raises:
+      OSError: not all of them can have one; none was given.
+    """
     copies = damaged_copies(path)
-    for old in copies[: max(len(copies) - MOST_DAMAGED + 1, 0)]:
+    aside = _name_aside(path, copies)
+    given: list[str] = []
+    try:
+        for suffix in _PARTS:
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                traces.link(path + suffix, aside + suffix)
+                given.append(aside + suffix)
+                os.chmod(aside + suffix, _FILE_MODE)
+    except OSError:
+        for name in given:
+            os.unlink(name)
+        raise
+    others = [one for one in copies if one != aside]
+    for old in others[: max(len(others) - MOST_DAMAGED + 1, 0)]:
         log.warning("removing %s: %d later ones are kept", old, MOST_DAMAGED)
         for suffix in (*_PARTS, _REPORT):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(old + suffix)
-    first = f"{path}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
-    same = [one for one in copies if one == first or one.startswith(f"{first}-")]
-    number = int(same[-1][len(first) + 1 :] or 1) + 1 if same else 1
-    aside = first if number == 1 else f"{first}-{number}"
-    for suffix in _PARTS:
-        with contextlib.suppress(FileNotFoundError):
-            traces.link(path + suffix, aside + suffix)
-            os.chmod(aside + suffix, _FILE_MODE)
     return aside
 
 
-def _go_forward(path: str) -> None:
+def _name_aside(path: str, copies: Sequence[str]) -> str:
+    """A new name for damaged files, or the one that they were given already.
+
+    Whoever is killed over it again and again would drive out all others.
+    """
+    with contextlib.suppress(OSError):
+        if copies and os.path.samefile(copies[-1], path):
+            return copies[-1]
+    first = f"{path}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
+    same = [one for one in copies if one == first or one.startswith(f"{first}-")]
+    number = int(same[-1][len(first) + 1 :] or 1) + 1 if same else 1
+    while True:  # a log that came without a file has a name as well
+        aside = first if number == 1 else f"{first}-{number}"
+        if not any(os.path.lexists(aside + suffix) for suffix in _PARTS):
+            return aside
+        number += 1
+
+
+def go_forward(path: str) -> None:
     """Put a database that is made and decided upon into its place."""
     healed = f"{path}.healed"
     if not os.path.exists(healed):

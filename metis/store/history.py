@@ -30,6 +30,9 @@ some 20 MiB."""
 PAGE_SIZE = 500
 """Most entries of a page, some 100 KiB on the wire."""
 
+LATEST_MS = 2**63 - 1
+"""The highest number that SQLite has."""
+
 _PRUNED_AT_ONCE = 4
 """Oldest entries that each new one looks at, so that their number shrinks."""
 
@@ -47,7 +50,7 @@ class Selection:
       at_ms: only ownerships that lasted at this stored time; None for any.
 
     Raises:
-      InvalidRequest: the address cannot be read.
+      InvalidRequest: the address cannot be read, or there is no such time.
     """
 
     address: str = ""
@@ -61,6 +64,11 @@ class Selection:
         if self.address:
             _, canonical = parse_any_address("address", self.address)
             object.__setattr__(self, "address", canonical)
+        if self.at_ms is not None and self.at_ms > LATEST_MS:
+            raise InvalidRequest(
+                f"time is {self.at_ms}: it must be in milliseconds since 1970, "
+                f"up to {LATEST_MS}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

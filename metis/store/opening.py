@@ -38,6 +38,10 @@ _SQLITE_LOCKS = 510
 """Bytes that every connection of SQLite to a database in WAL mode keeps locked,
 shared (SQLite's os.h: SHARED_FIRST, SHARED_SIZE)."""
 
+_SQLITE_INDEX_LOCK = 128
+"""The byte of the log's index that each of them keeps locked, shared, as well (SQLite's
+os_unix.c: UNIX_SHM_DMS)."""
+
 
 class Attendance:
     """One's presence at a database; made by `enter`.
@@ -93,14 +97,14 @@ def enter(
     with contextlib.ExitStack() as undo:
         opening = _open(f"{path}.opening")
         undo.callback(os.close, opening)
-        if not _lock(opening, fcntl.LOCK_EX, deadline):
+        if not _lock(opening, fcntl.LOCK_EX, deadline, path):
             raise StoreBusy(
                 f"another process has been opening database {path!r} for {seconds:g} s"
             )
         users = _open(f"{path}.users")
         undo.callback(os.close, users)
-        is_alone = _lock(users, fcntl.LOCK_EX, deadline if alone else 0.0)
-        if alone and not (is_alone and is_unattended(path)):
+        is_alone = _lock(users, fcntl.LOCK_EX, deadline if alone else 0.0, path)
+        if alone and not (is_alone and _others_leave(path, deadline)):
             raise StoreUnavailable(
                 f"database {path!r} is damaged, and others still have it open: it is "
                 "moved aside when they have closed it"
@@ -121,8 +125,12 @@ def _open(path: str) -> int:
         ) from None
 
 
-def _lock(descriptor: int, kind: int, deadline: float) -> bool:
-    """Try to lock until a time has come, once at least."""
+def _lock(descriptor: int, kind: int, deadline: float, path: str) -> bool:
+    """Try to lock until a time has come, once at least.
+
+    Raises:
+      StoreUnavailable: the file system of the database has no such locks.
+    """
     pause = _SHORTEST_PAUSE
     while True:
         try:
@@ -132,8 +140,25 @@ def _lock(descriptor: int, kind: int, deadline: float) -> bool:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"database {path!r} cannot be locked: {error.strerror}: put it on a "
+                "file system that knows flock"
+            ) from None
         else:
             return True
+
+
+def _others_leave(path: str, deadline: float) -> bool:
+    """Whether those who know nothing of our locks leave in time.
+
+    As a rule it is `metis check` or `backup`, which read for a moment.
+    """
+    while not is_unattended(path):
+        if time.monotonic() + _LONGEST_PAUSE > deadline:
+            return False
+        time.sleep(_LONGEST_PAUSE)
+    return True
 
 
 def is_unattended(path: str) -> bool:
@@ -151,17 +176,15 @@ def is_unattended(path: str) -> bool:
         with contextlib.suppress(OSError):  # the listing's own is closed
             if os.path.samestat(os.fstat(int(name)), log_index):
                 return False
+    held, size, first = path, _SQLITE_LOCKS, _SQLITE_FIRST_LOCK
+    if not os.path.exists(path):  # deleted, perhaps while somebody has it open
+        held, size, first = f"{path}-shm", 1, _SQLITE_INDEX_LOCK
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(held, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return True  # it is not there, or not ours to move; whoever tries will see
     try:
-        fcntl.lockf(
-            descriptor,
-            fcntl.LOCK_EX | fcntl.LOCK_NB,
-            _SQLITE_LOCKS,
-            _SQLITE_FIRST_LOCK,
-        )
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
     except OSError:
         return False
     finally:

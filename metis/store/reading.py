@@ -5,21 +5,28 @@ SQLite makes them where they are missing, and leaves them. So a file at rest, wh
 has no log, is read as one that cannot change; whether it has changed after all is
 looked at afterwards, and then it is read once more.
 
-May touch: the file, through SQLite, which opens it for reading alone.
+May touch: the file, through SQLite, which opens it for reading alone; a second name
+of it, for as long as it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import apsw
 
 from metis.clock import Clock
-from metis.errors import StoreDamaged, StoreIncompatible, StoreUnavailable
-from metis.store import connecting, schema
+from metis.errors import (
+    StoreDamaged,
+    StoreError,
+    StoreIncompatible,
+    StoreUnavailable,
+)
+from metis.store import connecting, opening, schema, traces
 from metis.store.invariants import Findings, examine
 
 T = TypeVar("T")
@@ -60,7 +67,8 @@ def read_file(path: str, work: Callable[[apsw.Connection], T]) -> T:
             else:
                 if _state(path) == before:
                     return answer
-        return _run(path, work, "")
+        with _name_to_read(path) as name:
+            return _run(name, work, "")
     except apsw.Error as error:
         what = f"database {path!r} cannot be read"
         raise connecting.translated(error, what) from error
@@ -90,6 +98,28 @@ def now(connection: apsw.Connection, clock: Clock) -> int | None:
         return None
     offset_ms = schema.clock_offset(connection, clock.boot_id())
     return None if offset_ms is None else clock.boottime_ms() + offset_ms
+
+
+@contextlib.contextmanager
+def _name_to_read(path: str) -> Iterator[str]:
+    """The name under which a file with a log is read.
+
+    Where nobody has it open, SQLite would make the log's index anew, and what a kill
+    left of that one is all that tells of lost commits (`metis.store.traces`). So it is
+    read by another name then, while nobody else may come.
+    """
+    with contextlib.ExitStack() as stack:
+        name = os.path.realpath(path)
+        # Else metis never had it open, or nobody was killed.
+        if os.path.exists(f"{name}.users") and os.path.exists(f"{name}-wal"):
+            with contextlib.suppress(StoreError, OSError):  # it is read all the same
+                attendance = opening.enter(name)
+                stack.callback(attendance.leave)
+                if not (attendance.alone and opening.is_unattended(name)):
+                    attendance.leave()
+                else:
+                    name = stack.enter_context(traces.second_name(name))
+        yield name
 
 
 def _run(path: str, work: Callable[[apsw.Connection], T], options: str) -> T:

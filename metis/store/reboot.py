@@ -5,10 +5,14 @@ records of its connections (conntrack), which are what a cooldown waits for. So 
 addresses are free at once, and are given after all others that are free: whoever
 still sends to a former owner has had the longest time to give up.
 
+Whoever shows that it lives is of this boot, whatever its record says.
+
 Pure: synchronous functions of a connection, inside the caller's transaction.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import apsw
 
@@ -34,9 +38,9 @@ FROM ip_addresses WHERE {_OF_A_FORMER_BOOT}
 """  # noqa: S608  # as above
 
 _RECOUNT = f"""
-UPDATE cidr_blocks SET updated_at = :now_ms, allocated_ips = allocated_ips
+UPDATE cidr_blocks SET updated_at = :now_ms, allocated_ips = max(0, allocated_ips
   - (SELECT count(*) FROM ip_addresses
-     WHERE cidr_block_id = cidr_blocks.id AND {_OF_A_FORMER_BOOT})
+     WHERE cidr_block_id = cidr_blocks.id AND {_OF_A_FORMER_BOOT}))
 """  # noqa: S608  # as above
 
 _RELEASE = f"""
@@ -47,12 +51,44 @@ UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL,
 WHERE {_OF_A_FORMER_BOOT}
 """  # noqa: S608  # as above
 
+_NAMESPACES = f"""
+SELECT DISTINCT netns_path FROM ip_addresses
+WHERE {_OF_A_FORMER_BOOT} AND typeof(netns_path) = 'text'
+"""  # noqa: S608  # as above
+
+_KEEP = f"""
+UPDATE ip_addresses SET boot_id = :boot_id
+WHERE {_OF_A_FORMER_BOOT} AND netns_path = :path
+"""  # noqa: S608  # as above
+
 _ADOPT = """
 UPDATE ip_addresses SET boot_id = CASE
-  WHEN allocation_id IS NULL THEN :boot_id
+  WHEN allocation_id IS NULL OR coalesce(allocated_at, :booted_ms) >= :booted_ms
+    THEN :boot_id
   ELSE coalesce((SELECT boot_id FROM metis_boot), :boot_id) END
 WHERE is_allocated = TRUE AND container_id > '' AND boot_id IS NULL
 """
+
+
+def keep(
+    connection: apsw.Connection, boot_id: str, is_there: Callable[[str], bool]
+) -> None:
+    """Let those owners be of the present boot whose network namespace is there.
+
+    They live, so it is only the id that is another one: a process whose /proc shows
+    another boot than that of its neighbours (LXC and systemd-nspawn have it so) shall
+    not take a reboot to have been where none was.
+
+    Args:
+      connection: with a transaction begun.
+      boot_id: the kernel's id of the present boot.
+      is_there: whether there is a path that no reboot leaves behind.
+    """
+    bound = {"boot_id": boot_id}
+    for row in connection.execute(_NAMESPACES, bound).fetchall():
+        path = str(row[0])
+        if is_there(path):
+            connection.execute(_KEEP, {**bound, "path": path})
 
 
 def release(connection: apsw.Connection, now_ms: int, boot_id: str) -> int:
@@ -73,11 +109,18 @@ def release(connection: apsw.Connection, now_ms: int, boot_id: str) -> int:
     return connection.changes()
 
 
-def adopt(connection: apsw.Connection, boot_id: str) -> None:
+def adopt(connection: apsw.Connection, boot_id: str, booted_ms: int) -> None:
     """Note the boot of owners of whom it is not known.
 
     An older metis, which gave ids to allocations, served in the boot whose clock the
     database has. The original is taken to have served in the present one: what it
-    gave is free after the next reboot that metis sees, and none too early.
+    gave is free after the next reboot that metis sees, and none too early. It leaves
+    the ids of former owners in the rows that it gives, so a row with an id is only
+    then of a former boot if it was given before this one began.
+
+    Args:
+      connection: with a transaction begun; the clock is still the one that it had.
+      boot_id: the kernel's id of the present boot.
+      booted_ms: when that began by the wall clock, in milliseconds.
     """
-    connection.execute(_ADOPT, {"boot_id": boot_id})
+    connection.execute(_ADOPT, {"boot_id": boot_id, "booted_ms": booted_ms})

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 
 from metis.model import CIDRBlock, Owner, Pod
-from metis.store import caution, reboot
+from metis.store import caution, reboot, seeding
 from metis.store.blocks import insert_block, read_blocks
 from metis.store.salvage import Found, FoundBlock, FoundRow
 
@@ -410,6 +410,8 @@ def _block_for(connection: apsw.Connection, now_ms: int, claim: Claim) -> int:
     same = [one for one in blocks if one.range == claim.block]
     for one in same + blocks:
         if one.range.offset_of(claim.address) is not None:
+            if one.seeded_ips is None:
+                seeding.keep_frontier(connection, now_ms, one.id, one.range)
             return one.id
     block = claim.block
     if any(one.range.overlaps(block) for one in blocks):

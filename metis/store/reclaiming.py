@@ -43,6 +43,7 @@ def read_holdings(connection: apsw.Connection, _: int) -> list[Holding]:
         " FROM ip_addresses AS a"
         " CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id"
         " WHERE a.container_id > '' AND a.interface_name > '' AND a.is_allocated = TRUE"
+        " AND typeof(a.container_id) = 'text' AND typeof(a.interface_name) = 'text'"
         " ORDER BY a.container_id, a.interface_name, b.network, b.ip_family, a.id"
     )
     found = []

@@ -15,7 +15,7 @@ from typing import cast
 import apsw
 
 from metis.model import CIDRBlock, Owner
-from metis.store import row_rules, seeding
+from metis.store import caution, row_rules, seeding
 from metis.store.blocks import DRAINING
 from metis.store.holdings import held_rows, take_back
 from metis.store.invariants import violations
@@ -121,7 +121,8 @@ _NO_OWNER = (
 )
 
 _SETTINGS = {
-    "is_allocated": "is_allocated = (container_id IS NOT NULL)",
+    "is_allocated": "is_allocated = (container_id IS NOT NULL), release_at ="
+    " CASE WHEN container_id IS NULL THEN :release_at END",
     "container_id": f"is_allocated = FALSE, release_at = :release_at, {_NO_OWNER}",
     "owner": f"release_at = max(coalesce(release_at, 0), :release_at), {_NO_OWNER}",
     "release_at": "release_at = CASE WHEN is_allocated THEN NULL ELSE :release_at END",
@@ -187,9 +188,13 @@ def _drop_window(
 
 
 def _fill_from_gap(
-    connection: apsw.Connection, now_ms: int, _cooldown: int, violation: Violation
+    connection: apsw.Connection, now_ms: int, cooldown_ms: int, violation: Violation
 ) -> None:
-    """Set `seeded_ips` to the first address of a block without a row."""
+    """Set `seeded_ips` to the first address of a block without a row.
+
+    Nobody knows whose the address was, so it rests before somebody gets it.
+    """
+    caution.begin(connection, now_ms, now_ms + cooldown_ms)
     ((cidr, seeded_ips),) = cast(
         "list[tuple[str, int]]",
         connection.execute(

@@ -16,8 +16,9 @@ Pure: synchronous functions of a connection, or of bytes. They write nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import apsw
@@ -205,12 +206,13 @@ def _read_indexes(connection: apsw.Connection, found: Found) -> None:
         for row_id in owners
         if row_id not in found.rows or not found.rows[row_id].container_id
     }
-    if not missing:
-        return
     for row_id, address, block_id in _covered(
         connection, found, "ip_addresses", ("address", "cidr_block_id")
     ):
-        if row_id in missing:
+        row = found.rows.get(row_id)
+        if row is not None and row.container_id and row.address != address:
+            _note_second_address(found, row, address)
+        elif row_id in missing:
             container, interface = owners[row_id]
             _note_row(
                 found,
@@ -223,6 +225,21 @@ def _read_indexes(connection: apsw.Connection, found: Found) -> None:
                     "is_allocated": 1,
                 },
             )
+
+
+def _note_second_address(found: Found, row: FoundRow, address: object) -> None:
+    """Let an owner have both addresses where its row and the index disagree.
+
+    One of the two is damaged, and may be another's by that: without a time, an owner
+    yields to one of whom nothing is in doubt.
+    """
+    with contextlib.suppress(InvalidRequest, ValueError):
+        other = replace(
+            row, id=-row.id, address=_canonical(_text(address)), allocated_at=None
+        )
+        if other.address != row.address:
+            found.rows[row.id] = replace(row, allocated_at=None)
+            found.rows[other.id] = other
 
 
 def _covered(

@@ -47,6 +47,7 @@ _ADDED = {
     "metis_deleted_owners",
     "metis_history",
     "metis_ip_addresses_of_another",
+    "metis_ip_addresses_of_nobody",
     "metis_caution",
 }
 """What additions.sql makes."""
@@ -76,6 +77,7 @@ def check_compatible(connection: apsw.Connection) -> bool:
 
     Raises:
       StoreIncompatible: a newer version, or a database of something else.
+      StoreDamaged: ours, which no longer says so.
     """
     connection.execute("BEGIN")
     try:
@@ -119,13 +121,15 @@ def prepare(
         for table, column, kind in _missing_columns(connection):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         connection.execute(_script("additions.sql"))
-        reboot.adopt(connection, boot_id)
+    offset_ms = walltime_ms - boottime_ms
+    reboot.adopt(connection, boot_id, booted_ms=offset_ms)
     known = clock_offset(connection, boot_id)
     if known is not None:
         return known
-    offset_ms = walltime_ms - boottime_ms
     connection.execute("DELETE FROM metis_boot")
     connection.execute("DELETE FROM metis_deleted_owners")  # of a former boot
+    # Nobody is left for whose sake addresses rest, and its end is by another clock.
+    connection.execute("DELETE FROM metis_caution")
     connection.execute("INSERT INTO metis_boot VALUES (?, ?)", (boot_id, offset_ms))
     connection.execute(  # first: a note counts while it says what its row says
         "UPDATE metis_former_owners SET release_at = ?1 WHERE release_at > ?1"
@@ -144,7 +148,6 @@ def prepare(
         (offset_ms, walltime_ms),
     )
     reboot.release(connection, walltime_ms, boot_id)
-    reboot.adopt(connection, boot_id)
     return offset_ms
 
 
@@ -178,6 +181,11 @@ def _is_complete(connection: apsw.Connection) -> bool:
         )
     }
     if version == 0:
+        if names and all(
+            required <= _columns(connection, table)
+            for table, required in _REQUIRED_COLUMNS.items()
+        ):
+            raise StoreDamaged("it has our tables, and has lost its schema version")
         if names:
             raise StoreIncompatible(
                 f"it is a database of something else (it holds {min(names)!r} and "

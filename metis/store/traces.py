@@ -25,7 +25,12 @@ from dataclasses import dataclass
 
 import apsw
 
-from metis.errors import StoreBusy, StoreIncompatible, StoreUnavailable
+from metis.errors import (
+    StoreBusy,
+    StoreDamaged,
+    StoreIncompatible,
+    StoreUnavailable,
+)
 from metis.store import arrival, connecting, pages, schema
 
 _INDEX_SIZE = 136
@@ -142,7 +147,12 @@ def link(path: str, name: str) -> None:
             raise
         import shutil
 
-        shutil.copyfile(path, name)
+        try:
+            shutil.copyfile(path, name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(name)  # a part of it
+            raise
 
 
 def forget_second_name(path: str) -> None:
@@ -184,6 +194,8 @@ def _look_at_log(path: str, boot_id: str, has_log: bool) -> Traces:
         return Traces("it cannot be read: its schema is no text")
     except StoreIncompatible:
         return Traces()  # it will be refused
+    except StoreDamaged as damage:
+        return Traces(str(damage))
     if of_boot not in (None, boot_id):
         return Traces()
     raw = read_bytes(f"{path}-shm")

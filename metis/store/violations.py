@@ -14,7 +14,7 @@ LATEST_MS = 253_402_300_799_999
 """The latest time that is taken for one, in milliseconds: the end of the year 9999,
 beyond which nothing can show it as a date."""
 
-HEALED = "healed, as nobody else has the file open"
+HEALED = "healed, once nobody else has the file open"
 """What is done about a damaged file: whoever opens it does it (metis.store.healing)."""
 
 

@@ -8,6 +8,7 @@ by name; those are `metis.store.store`'s.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import trio
 from metis.clock import StoredClock
 from metis.errors import MetisError, StoreDamaged, StoreError, StoreUnavailable
 from metis.store.database import Work
+
+log = logging.getLogger("metis.store")
 
 T = TypeVar("T")
 
@@ -31,6 +34,10 @@ QUEUE_SIZE = 1024
 Ten times what the writer does while a client is patient would be pointless, and
 16 full groups are done in a tenth of a second.
 """
+
+COMPLAINT_SECONDS = 60.0
+"""Least time between two lines in the log that say that nothing can be written: every
+call is told, and the log is not to fill the rest of the disk."""
 
 DRAIN_SECONDS = 5.0
 """How long a closing store works on what is queued before it refuses the rest."""
@@ -142,6 +149,7 @@ class Writer:
         self._drain_until = math.inf
         self._groups_done = 0
         self._requests_done = 0
+        self._silent_until = 0.0
         self._damage = Damage()
 
     def statistics(self) -> StoreStatistics:
@@ -212,16 +220,27 @@ class Writer:
             answers = await self._database.write([request.work for request in group])
         except StoreError as error:
             self._damage.note(error)
+            self._complain(error)
             # One exception each: several tasks will raise and extend it.
             return [type(error)(str(error)) for _ in group]
         except Exception as error:  # a bug, but who waits must not wait for ever
             self._damage.note(error)
             return [StoreError(f"nothing was written: {error!r}") for _ in group]
+        if self._silent_until:
+            log.info("the database is written to again")
+            self._silent_until = 0.0
         self._groups_done += 1
         self._requests_done += len(group)
         for answer in answers:
             self._damage.note(answer)
         return answers
+
+    def _complain(self, error: StoreError) -> None:
+        """Say in the log that the disk is full, or whatever it is, now and then."""
+        now = trio.current_time()
+        if isinstance(error, StoreUnavailable) and now >= self._silent_until:
+            log.error("the database cannot be written to: %s", error)
+            self._silent_until = now + COMPLAINT_SECONDS
 
 
 def closing() -> StoreUnavailable:

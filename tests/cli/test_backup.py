@@ -186,6 +186,28 @@ def test_a_daemon_that_begins_after_a_restore_serves_what_came_back(
     assert len(now) == 3
 
 
+def test_a_backup_takes_no_place_of_what_is_no_file(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """As /dev/null is none, which everybody needs."""
+    daemon = start_daemon()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for name in ("pipe", "link"):
+        done = run_metis(
+            *("backup", "--force", tmp_path / name, "--db-path", daemon.db_path)
+        )
+        assert done.returncode == 1
+        assert f"'{tmp_path / name}' is not a regular file" in done.stderr
+    assert pipe.is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    for command in (("check",), ("repair",), ("backup", tmp_path / "copy")):
+        done = run_metis(*command, "--db-path", "")
+        assert done.returncode == 2
+        assert "'--db-path': it is empty" in done.stderr
+
+
 @pytest.mark.damages_database("the file is overwritten")
 def test_a_database_that_cannot_be_read_is_moved_aside_and_restored(
     start_daemon: StartDaemon, tmp_path: Path

@@ -151,10 +151,10 @@ def test_what_is_damaged_is_named_by_check_and_healed_by_repair(tmp_path: Path) 
     path.write_bytes(b"\xff" * 8192)
     done = run_metis("check", "--db-path", path)
     assert done.returncode == 1
-    assert "file is not a database" in done.stderr
+    assert "file is not a database: `metis repair` heals it" in done.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["metis.sqlite"]
     done = run_metis("repair", "--dry-run", "--db-path", path)
-    assert "file is not a database: would be healed" in done.stdout
+    assert "would be healed, once nobody else has the file open" in done.stdout
     assert [one.name for one in tmp_path.iterdir()] == ["metis.sqlite"]
     done = run_metis("repair", "--db-path", path)
     assert done.returncode == 0, done.stderr

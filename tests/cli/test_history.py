@@ -92,6 +92,9 @@ def test_what_cannot_be_read_is_named_with_what_would_be_right(
     for arguments, word in (
         (("--at", "yesterday"), "2026-01-31T12:00:00Z"),
         (("--pod", "web"), "NAMESPACE/NAME"),
+        (("--pod", "shop/web/0"), "NAMESPACE/NAME"),
+        (("--pod", ""), "'--pod': it is empty"),
+        (("--container", ""), "'--container': it is empty"),
         (("--ip", "10.0.0"), "10.0.0"),
         (("--at", "1960-01-01"), "before 1970"),
     ):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
+import click
 import pytest
+import trio
 from click.testing import CliRunner
 
 import metis
 from metis.cli.logs import JsonFormatter, TextFormatter
 from metis.cli.main import cli
-from metis.cli.options import Duration
+from metis.cli.options import Duration, run_reported
 from tests.cli.conftest import run_metis
 
 
@@ -59,10 +62,35 @@ def test_durations_come_as_seconds(value: object, seconds: float) -> None:
     assert Duration().convert(value, None, None) == seconds
 
 
+@pytest.mark.parametrize(
+    "end", [SystemExit(1), KeyboardInterrupt(), BrokenPipeError(errno.EPIPE, "gone")]
+)
+def test_what_ends_a_command_comes_out_of_its_nurseries(end: BaseException) -> None:
+    async def main() -> None:
+        async with trio.open_nursery():
+            raise end
+
+    with pytest.raises(type(end)) as ended:
+        run_reported(main)
+    assert ended.value is end
+
+
+def test_output_that_finds_no_space_is_told_in_one_line() -> None:
+    async def main() -> None:
+        async with trio.open_nursery():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(click.ClickException, match="the output cannot be written: No"):
+        run_reported(main)
+
+
 def test_install_puts_the_plugin_where_it_was_told(tmp_path: Path) -> None:
     done = run_metis("install", "--cni-dir", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "bin" / "metis").stat().st_mode & 0o777 == 0o755
+    done = run_metis("install", "--cni-dir", "")
+    assert done.returncode == 2
+    assert "it is empty: write a directory" in done.stderr
     done = run_metis("install", "--cni-dir", tmp_path / "bin" / "metis")
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

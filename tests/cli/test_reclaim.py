@@ -120,6 +120,10 @@ def test_what_has_two_strikes_goes_unless_the_limit_stops_it(
         "c3": "freed",
     }
     assert done.stderr.splitlines() == ["1 address kept", "2 addresses taken back"]
+    for limit in ("0", str(2**32), "9" * 20):
+        done = reclaim(daemon, "--limit", limit)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{limit} is not in the range 1<=x<=" in done.stderr
     assert list(verdicts(reclaim(daemon, "-o", "json"))) == ["c1"]
 
 

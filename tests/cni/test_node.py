@@ -56,7 +56,7 @@ async def test_gc_names_what_stays_on_its_network_and_prints_nothing() -> None:
     asked = collection(
         attachment("c2"), attachment("c1", "net1"), ipam=ipam(network="blue")
     )
-    channel, origin = reach(FakeIpam(), node=node), Origin("b", 1234)
+    channel, origin = reach(FakeIpam(), node=node), Origin("b", 1234, 1230)
     released = await perform(asked, printed, channel, origin=origin)
     assert released == ("10.240.0.9", "fd00:10::9")
     assert node.asked == [
@@ -66,7 +66,7 @@ async def test_gc_names_what_stays_on_its_network_and_prints_nothing() -> None:
                 Attachment(container_id="c1", interface_name="net1"),
                 Attachment(container_id="c2", interface_name="eth0"),
             ],
-            started_boottime_ms=1234,
+            started_boottime_ms=1230,
             boot_id="b",
         )
     ]

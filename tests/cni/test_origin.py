@@ -28,7 +28,7 @@ def test_this_process_began_before_now_and_on_this_boot() -> None:
 def test_a_program_s_name_misleads_nobody(name: str, tmp_path: Path) -> None:
     path = stat_of(tmp_path, "120", name)
     clock = ManualClock(boottime=5_000)
-    assert read_origin(clock, path, 100) == Origin("boot-1", 1_210)
+    assert read_origin(clock, path, 100) == Origin("boot-1", 1_210, 1_200)
 
 
 def test_the_end_of_the_tick_counts_unless_it_lies_in_the_future(

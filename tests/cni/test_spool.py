@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -206,6 +207,22 @@ async def test_what_is_no_file_is_put_aside(
     async with opened(db_path, clock) as node:
         assert await apply(node, db_path) == 0
     assert files(db_path) == ["0.malformed"]
+
+
+async def test_a_del_that_cannot_be_read_for_want_of_descriptors_stays(
+    db_path: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(_path: str) -> spool.Entry:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with opened(db_path, clock) as node:
+        await add(node)
+        spool.keep(db_path, OWNER, clock)
+        with monkeypatch.context() as patch:
+            patch.setattr(spool, "_read", lack)
+            with pytest.raises(OSError, match="Too many open files"):
+                await apply(node, db_path)
+        assert await apply(node, db_path) == 1
 
 
 async def test_a_del_that_the_database_refuses_stays(

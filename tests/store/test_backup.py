@@ -16,7 +16,7 @@ from metis.errors import (
     StoreIncompatible,
     StoreUnavailable,
 )
-from metis.store import backup
+from metis.store import backup, connecting
 from metis.store.backup import back_up
 from metis.store.reading import check_file, read_file
 from tests.store.test_reading import allocate, close, opened, owners
@@ -50,6 +50,26 @@ def test_beside_a_daemon_it_has_what_was_committed(path: Path) -> None:
     assert read_file(str(target), owners) == 2
     assert check_file(str(target), SystemClock()).violations == ()
     close(database)
+
+
+def test_where_it_does_not_fit_the_copy_is_named_and_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = connecting.connect
+
+    def connect_small(name: str, flags: int) -> apsw.Connection:
+        connection = connect(name, flags)
+        if flags & apsw.SQLITE_OPEN_READWRITE:
+            connection.pragma("max_page_count", 3)
+        return connection
+
+    monkeypatch.setattr(connecting, "connect", connect_small)
+    target = path.parent / "copy.sqlite"
+    with pytest.raises(StoreUnavailable, match="No space left on device") as refused:
+        back_up(str(path), str(target))
+    assert f"backup '{target}' cannot be written" in str(refused.value)
+    assert not target.exists()
+    assert leftovers(target) == []
 
 
 def test_a_daemon_can_take_it_over(path: Path) -> None:

@@ -90,6 +90,17 @@ def test_a_network_without_a_block_tells_when_it_ends() -> None:
     assert usage(connection, UNTIL_MS, "n", Family.IPV4).next_free_ms is None
 
 
+def test_a_block_that_is_being_deleted_is_not_held_up() -> None:
+    connection = memory_connection()
+    give(connection, START_MS, "c0", want("10.0.0.0/24"))
+    with connection:
+        release(connection, START_MS, owner("c0"), 0)
+        connection.execute("UPDATE cidr_blocks SET state = 'Deleting'")
+    begin(connection)
+    latest = connection.execute("SELECT max(release_at) FROM ip_addresses").fetchone()
+    assert latest == (START_MS,)
+
+
 def test_a_longer_rest_that_has_begun_stands() -> None:
     connection = memory_connection()
     begin(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import stat
@@ -28,9 +29,10 @@ from metis.errors import (
     StoreUnavailable,
 )
 from metis.model import Pod
-from metis.store import connecting, database, sql
+from metis.store import connecting, database, reclaiming, sql
 from metis.store.connecting import translated
 from metis.store.database import Database, Work, open_database
+from metis.store.holdings import Residence
 from tests.store import original
 from tests.store.databases import ManualClock, check_invariants, owner, want
 
@@ -187,6 +189,45 @@ async def test_the_clock_outlives_a_stepped_wall_clock(tmp_path: Path) -> None:
     await db.aclose()
 
 
+async def test_where_the_boot_is_not_known_the_database_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    class Lost(ManualClock):
+        def boot_id(self) -> str:
+            raise FileNotFoundError(2, "No such file or directory", "/proc/boot_id")
+
+    path = tmp_path / "metis.sqlite"
+    await (await opened(path)).aclose()
+    before = files(tmp_path)
+    with pytest.raises(StoreUnavailable, match=r"/proc/boot_id: No such file"):
+        await opened(path, clock=Lost())
+    assert files(tmp_path) == before
+
+
+async def test_another_boot_id_takes_nothing_from_whose_namespace_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node in LXC: its /proc shows another id than that of a pod on it."""
+    monkeypatch.setattr(connecting, "EMPTY_AT_BOOT", (f"{tmp_path}/run/",))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "c1").touch()
+    (tmp_path / "disk").touch()
+    path = tmp_path / "metis.sqlite"
+    db = await opened(path)
+    for name, netns in {"c1": "run/c1", "c2": "run/c2", "c3": "disk"}.items():
+        residence = Residence("boot-1", f"{tmp_path}/{netns}")
+        give = functools.partial(sql.allocate, pod=Pod(), residence=residence)
+        wanted = [want("10.0.0.0/24")]
+        await db.write([functools.partial(give, owner=owner(name), wanted=wanted)])
+    await db.aclose()
+    for boot in ("boot-2", "boot-1", "boot-2"):
+        db = await opened(path, clock=ManualClock(boot))
+        holdings = await db.read(reclaiming.read_holdings)
+        await db.aclose()
+        found = {one.owner.container_id: one.boot_id for one in holdings}
+        assert found == {"c1": boot}
+
+
 def newer(path: Path, journal_mode: str) -> apsw.Connection:
     """A database of a version to come; its connection stays open."""
     connection = apsw.Connection(str(path))
@@ -299,8 +340,12 @@ async def test_a_read_only_database_is_refused_untouched(open_directory: Path) -
 
 @pytest.fixture
 async def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """A database with one owner, c1, whose busy timeout is over at once."""
+    """A database with one owner, c1, whose busy timeout is over at once.
+
+    No group counts as slow, however busy the machine is.
+    """
     monkeypatch.setattr(connecting, "BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr(database, "SLOW_GROUP_SECONDS", math.inf)
     db = await opened(tmp_path / "metis.sqlite")
     await db.write([allocation("c1")])
     return db
@@ -471,7 +516,7 @@ async def test_after_a_slow_group_the_next_ones_run_in_a_worker_thread(
     monkeypatch.setattr(database, "SLOW_GROUP_SECONDS", -1.0)
     main = threading.get_ident()
     assert await db.write([thread_of]) == [main]
-    monkeypatch.undo()
+    monkeypatch.setattr(database, "SLOW_GROUP_SECONDS", math.inf)
     assert await db.write([thread_of]) != [main]
     assert await db.write([thread_of]) != [main]
     assert await db.write([thread_of]) == [main]
@@ -649,3 +694,41 @@ async def test_text_that_is_none_is_an_error_of_the_store(db: Database) -> None:
         await db.read(read)
     assert addresses(await db.write([read])) == [StoreError]
     assert addresses(await db.write([read, allocation("c9")]))[0] is StoreError
+
+
+async def test_a_database_that_somebody_removes_is_put_back_with_all_it_has(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        os.unlink(db.path + suffix)
+    with pytest.raises(StoreDamaged, match="removed"):
+        await db.write([allocation("c2")])
+    await db.aclose()
+    assert "it is put back" in caplog.text
+    again = await opened(Path(db.path))
+    assert not again.healed
+    assert addresses(await again.write([allocation("c1"), allocation("c2")])) == [
+        "10.0.0.2",
+        "10.0.0.3",
+    ]
+    await again.aclose()
+
+
+async def test_a_database_in_whose_place_is_another_is_written_to_no_more(
+    db: Database, tmp_path: Path
+) -> None:
+    other = await opened(tmp_path / "other.sqlite")
+    await other.aclose()
+    os.rename(other.path, db.path)
+    with pytest.raises(StoreDamaged, match="replaced"):
+        await db.write([allocation("c2")])
+
+
+async def test_what_cannot_be_put_back_is_said_and_the_database_is_closed(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.unlink(db.path)
+    os.mkdir(f"{db.path}.new")
+    await db.aclose()
+    assert "cannot be put back" in caplog.text
+    os.rmdir(f"{db.path}.new")

@@ -96,3 +96,16 @@ def test_owners_of_the_original_are_as_old_as_can_be() -> None:
     assert owners_besides(connection, 0, "default", set(), 1) == [owner("c1")]
     with connection:
         assert len(collect(connection, 5, [owner("c1")], 1, 1_000)) == 1
+
+
+def test_an_owner_that_no_list_can_name_hinders_nobody(
+    connection: apsw.Connection,
+) -> None:
+    """The original lets in whatever comes."""
+    connection.execute(
+        "UPDATE ip_addresses SET container_id = 'b' || char(7) WHERE container_id = 'b'"
+    )
+    assert owners_besides(connection, 0, "default", set(), 20) == [
+        owner("a"),
+        owner("a", interface="net1"),
+    ]

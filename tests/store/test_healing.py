@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -26,7 +27,7 @@ from metis.errors import (
 )
 from metis.model import CIDRBlock, Owner, Pod
 from metis.store import healing, schema
-from metis.store.rebuilding import Claim
+from metis.store.rebuilding import Claim, Report
 from tests.store.broken import CIDR, COOLDOWN_MS, PAGE, Place, names, zero_page
 
 pytestmark = pytest.mark.damages_database("what was damaged is kept beside it")
@@ -132,6 +133,52 @@ def test_whichever_page_is_blank_every_owner_is_kept(
             assert database.healed
             broken.check_all_are_there(database)
             broken.check_nobody_is_robbed(database)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["10.0.0.41", "10.0.0.44", "10.0.2.40", "90.0.0.40"]
+)
+def test_an_owner_whose_address_is_misread_is_not_robbed(
+    place: Place, damaged: str
+) -> None:
+    """A flipped bit makes it another address of the block, a neighbour's, or none."""
+    right = {address: name for name, address in place.owners.items()}
+    name = right["10.0.0.40"]
+    content = place.path.read_bytes()
+    cell = f"10.0.0.40{name}".encode()
+    assert content.count(cell) == 1
+    place.path.write_bytes(content.replace(cell, f"{damaged}{name}".encode()))
+    with place.opened() as database:
+        assert database.healed
+        rows = database._writer.execute(
+            "SELECT address, container_id FROM ip_addresses"
+            " WHERE is_allocated = TRUE AND container_id > ''"
+        )
+        holders = {str(address): str(holder) for address, holder in rows}
+    assert right.items() <= holders.items()
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_database_that_lost_its_version_is_healed(
+    place: Place, thorough: bool
+) -> None:
+    """Otherwise a node would stop for four bytes of a header."""
+    with place.path.open("r+b") as file:
+        file.seek(60)
+        file.write(bytes(4))
+    with place.opened(thorough=thorough) as database:
+        assert database.healed
+        place.check_all_are_there(database)
+        place.check_nobody_is_robbed(database)
+
+
+def test_of_a_database_that_lost_its_version_the_log_counts(killed: Place) -> None:
+    with killed.path.open("r+b") as file:
+        file.seek(60)
+        file.write(bytes(4))
+    with killed.opened() as database:
+        holders = killed.holders(database)
+        assert {name: holders.get(name) for name in killed.owners} == killed.owners
 
 
 def test_what_is_healed_waits_for_one_cooldown_and_no_longer(place: Place) -> None:
@@ -292,6 +339,21 @@ def test_after_a_reboot_a_log_that_is_cut_is_the_disk_s_matter(
         assert not database.healed
         assert killed.add(database, "first") is not None
     assert "lost commits" not in caplog.text
+
+
+def test_a_log_of_which_nothing_was_folded_since_the_reboot_is_missed(
+    place: Place, tmp_path: Path
+) -> None:
+    """The file alone must not pass for one of the boot before."""
+    place.clock.boot = "boot-2"
+    place.owners.clear()
+    with place.opened() as database:
+        place.give(database, names(20, "late"))
+        killed = place.kill(database, tmp_path / "killed")
+    os.unlink(f"{killed.path}-wal")
+    with killed.opened() as database:
+        killed.check_nobody_is_robbed(database)
+        assert killed.add(database, "impatient") is None
 
 
 @pytest.mark.parametrize("index", ["own", "foreign", "none"])
@@ -502,6 +564,77 @@ def test_a_database_that_is_gone_while_others_have_it_open_is_not_made_twice(
     other._close()
 
 
+def test_a_database_that_is_gone_while_an_original_has_it_open_is_not_made_twice(
+    place: Place,
+) -> None:
+    """Who has it open gives addresses out of a file that has no name any more."""
+    code = (
+        "import apsw, sys; connection = apsw.Connection(sys.argv[1]);"
+        "connection.execute('SELECT * FROM cidr_blocks').fetchall();"
+        "print('there', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(place.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as original:
+        assert original.stdout is not None
+        assert original.stdout.readline() == b"there\n"
+        place.path.unlink()
+        with pytest.raises(StoreUnavailable, match="is gone, and others still have it"):
+            place.connect()
+        original.kill()
+    with place.opened() as database:
+        assert database.healed
+
+
+def test_whoever_opens_a_database_while_it_is_healed_keeps_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that knows none of our locks, as the file is looked at."""
+    zero_page(place.path, 3)
+    before = place.path.read_bytes()
+    make = healing._make
+    come: list[apsw.Connection] = []
+
+    def make_and_come(*arguments: Any, **keywords: Any) -> Report:
+        come.append(apsw.Connection(str(place.path)))
+        come[0].execute("SELECT * FROM cidr_blocks").fetchall()
+        return make(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(healing, "_make", make_and_come)
+        with pytest.raises(StoreUnavailable, match="others have opened it meanwhile"):
+            place.connect()
+    assert place.path.read_bytes() == before
+    assert place.damaged == []
+    come[0].close()
+    with place.opened() as database:
+        assert database.healed
+        place.check_all_are_there(database)
+
+
+def test_the_journal_of_another_program_does_not_undo_what_was_healed(
+    place: Place,
+) -> None:
+    writer = apsw.Connection(str(place.path))
+    writer.pragma("journal_mode", "persist")
+    writer.pragma("cache_size", 1)  # so that pages are written before the commit
+    writer.execute("BEGIN; UPDATE ip_addresses SET updated_at = 7")
+    journal = Path(f"{place.path}-journal")
+    hot = journal.read_bytes()
+    writer.execute("ROLLBACK")
+    writer.close()
+    place.path.write_bytes(b"")
+    journal.write_bytes(hot)
+    with place.opened(evidence=claims_of(place)) as database:
+        assert database.healed
+        place.check_all_are_there(database)
+    assert not journal.exists()
+    (aside,) = [one for one in place.damaged if one.name.endswith("-journal")]
+    assert aside.read_bytes() == hot
+
+
 # steps
 
 
@@ -598,6 +731,31 @@ def test_the_latest_damaged_databases_are_kept(
     assert sorted(each.read_bytes() for each in place.damaged) == [b"2", b"3", b"4"]
     reports = [each for each in place.directory.iterdir() if each.suffix == ".report"]
     assert len(reports) == 3
+
+
+def test_a_disk_that_stays_full_drives_out_no_damaged_database(
+    killed: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "MOST_DAMAGED", 2)
+    zero_page(killed.path, 3)
+    older = [f"{killed.path}.damaged-20260101T00000{number}Z" for number in (1, 2)]
+    for name in older:
+        Path(name).touch()
+    link = os.link
+
+    def full(source: str, name: str) -> None:
+        if ".damaged-" in name and name.endswith("-wal"):
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        link(source, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="No space left"):
+                killed.connect()
+    assert [str(each) for each in killed.damaged] == older
+    killed.connect()._close()
+    assert len(killed.damaged) == 2
 
 
 def test_where_names_cannot_be_doubled_files_are_copied(

@@ -194,3 +194,10 @@ def test_the_history_outlives_its_block() -> None:
     with connection:
         connection.execute("DELETE FROM cidr_blocks")
     assert len(entries(connection)) == 1
+
+
+def test_a_time_beyond_all_clocks_is_refused() -> None:
+    """It comes as an unsigned number from the wire, and SQLite has none."""
+    with pytest.raises(InvalidRequest, match="time is 9223372036854775808"):
+        Selection(at_ms=2**63)
+    assert entries(memory_connection(), at_ms=2**63 - 1) == []

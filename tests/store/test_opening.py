@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -175,6 +176,27 @@ def test_a_program_that_knows_no_locks_of_ours_is_noticed(tmp_path: Path) -> Non
         with pytest.raises(StoreUnavailable, match="others still have it open"):
             enter(path, alone=True, seconds=SHORT)
     assert is_unattended(path)
+
+
+def test_a_program_that_only_reads_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`metis check`, for instance, which must not keep a daemon from starting."""
+    answers = [False, False, True]
+    monkeypatch.setattr(opening, "is_unattended", lambda _: answers.pop(0))
+    enter(str(tmp_path / "metis.sqlite"), alone=True).leave()
+    assert answers == []
+
+
+def test_a_file_system_without_locks_is_named(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreUnavailable, match=r"database '.*' cannot be locked: No"):
+        enter(path)
 
 
 def test_a_connection_of_this_process_keeps_its_locks(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from metis.model import Pod
 from metis.store import reading, sql
 from metis.store.database import Database, connect
 from metis.store.reading import check_file, read_file
+from tests.store.broken import Place, names
 from tests.store.databases import owner, want
 
 
@@ -99,6 +100,28 @@ def test_a_log_that_a_crash_left_is_read_and_not_folded(path: Path) -> None:
     assert read_file(str(path), owners) == 2
     for suffix, content in files_then.items():
         assert Path(f"{path}{suffix}").read_bytes() == content
+
+
+@pytest.mark.damages_database("commits are lost with the log")
+def test_what_tells_of_lost_commits_survives_being_read(tmp_path: Path) -> None:
+    """Whoever looks after a kill, before the daemon is back, hides nothing from it."""
+    (tmp_path / "a").mkdir()
+    place = Place(tmp_path / "a")
+    with place.opened() as database:
+        place.give(database, names(20))
+        killed = place.kill(database, tmp_path / "killed")
+    Path(f"{killed.path}.users").touch()
+    os.truncate(f"{killed.path}-wal", 32)
+    before = files(killed.path)
+    check_file(str(killed.path), killed.clock)
+    after = files(killed.path)
+    del after["metis.sqlite.opening"]
+    assert {name: one[1:] for name, one in after.items()} == {
+        name: one[1:] for name, one in before.items()
+    }
+    with killed.opened() as database:
+        killed.check_nobody_is_robbed(database)
+        assert killed.add(database, "impatient") is None
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(path: Path) -> None:

@@ -130,6 +130,21 @@ def test_owners_without_a_boot_stay_until_the_reboot_after_the_one_that_is_seen(
     assert held(connection, owner("c0")) == ()
 
 
+def test_what_an_older_metis_gave_is_free_after_the_first_reboot() -> None:
+    connection = memory_connection()
+    give(connection, START_MS, "c0", boot_id="")
+    reboot(connection, START_MS + 60_000, "boot-2")
+    assert held(connection, owner("c0")) == ()
+
+
+def test_an_id_that_the_original_left_in_a_row_makes_nobody_a_former_owner() -> None:
+    """It took over from an older metis, and gave the row after the reboot."""
+    connection = memory_connection()
+    give(connection, START_MS + 60_000, "c0", boot_id="")
+    reboot(connection, START_MS + 60_500, "boot-2")  # which began at 59,500
+    assert len(held(connection, owner("c0"))) == 1
+
+
 def test_the_wall_clock_of_a_former_boot_may_have_been_ahead() -> None:
     connection = memory_connection()
     give(connection, START_MS + 10**9, "c0")

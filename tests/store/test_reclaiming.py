@@ -136,6 +136,27 @@ def test_an_owner_that_the_original_put_in_has_nothing_of_its_predecessor(
     assert kept.netns_path == "/run/netns/a"
 
 
+def test_an_owner_that_an_older_metis_put_in_has_nothing_of_its_predecessor(
+    connection: apsw.Connection,
+) -> None:
+    """It clears and sets the allocation's id, and knows no boot and no namespace."""
+    connection.execute(
+        "UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL,"
+        " interface_name = NULL, pod_name = NULL, pod_namespace = NULL,"
+        " allocated_at = NULL, allocation_id = NULL, release_at = 40, updated_at = 40"
+        " WHERE address = '10.0.0.2'"
+    )
+    connection.execute(
+        "UPDATE ip_addresses SET is_allocated = TRUE, container_id = 'c',"
+        " interface_name = 'eth0', release_at = NULL, allocated_at = 50,"
+        " updated_at = 50, allocation_id = 'later' WHERE address = '10.0.0.2'"
+    )
+    (one,) = of(connection, owner("c"))
+    assert (one.allocation_id, one.boot_id, one.netns_path) == ("later", "", "")
+    (kept,) = of(connection, owner("a"))
+    assert kept.netns_path == "/run/netns/a"
+
+
 def test_who_is_no_owner_by_our_rules_keeps_its_address(
     connection: apsw.Connection,
 ) -> None:

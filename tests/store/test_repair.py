@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metis.errors import PoolExhausted
 from metis.model import CIDRBlock, Pod, Wanted
 from metis.ranges import AddressRange, AddressSet
 from metis.store.blocks import add_block
@@ -139,10 +142,25 @@ def test_an_address_without_a_row_is_given_again(connection: apsw.Connection) ->
             "DELETE FROM ip_addresses WHERE address = '10.0.0.5' AND cidr_block_id = 1"
         )
     mend(connection)
-    with connection:
-        (got,) = allocate(connection, NOW_MS, owner("f"), [want("10.0.0.0/29")], Pod())
-    assert got.address == "10.0.0.5"
-    assert violations(connection, NOW_MS) == []
+    wanted, end = [want("10.0.0.0/29")], NOW_MS + COOLDOWN_MS
+    with pytest.raises(PoolExhausted), connection:  # whoever had it may still be there
+        allocate(connection, end - 1, owner("f"), wanted, Pod())
+    got = set()
+    for name in ("f", "g"):
+        with connection, contextlib.suppress(PoolExhausted):
+            (one,) = allocate(connection, end, owner(name), wanted, Pod())
+            got.add(one.address)
+    assert "10.0.0.5" in got
+    assert violations(connection, end) == []
+
+
+def test_a_row_that_was_neither_allocated_nor_free_rests(
+    connection: apsw.Connection,
+) -> None:
+    connection.execute("UPDATE ip_addresses SET is_allocated = 7 WHERE id = 7")
+    mend(connection)
+    rows = connection.execute("SELECT release_at FROM ip_addresses WHERE id = 7")
+    assert rows.fetchall() == [(NOW_MS + COOLDOWN_MS,)]
 
 
 def test_a_part_of_a_block_is_filled_anew() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from metis.errors import StoreIncompatible
 from metis.model import Pod
-from metis.store import schema, sql
+from metis.store import caution, schema, sql
 from tests.store.databases import START_MS, memory_connection, owner, want
 
 COOLDOWN_MS = 60_000
@@ -237,7 +237,8 @@ def test_after_a_boot_with_a_clock_set_back_nothing_was_allocated_in_the_future(
     with connection:
         sql.allocate(connection, 0, owner("a"), [want("10.0.0.0/24")], Pod())
     connection.execute(
-        "UPDATE ip_addresses SET allocated_at = ? WHERE container_id = 'a'",
+        "UPDATE ip_addresses SET allocated_at = ?, boot_id = 'boot-2'"
+        " WHERE container_id = 'a'",
         (allocated_at,),
     )
     query = "SELECT allocated_at FROM ip_addresses WHERE container_id = 'a'"
@@ -262,11 +263,23 @@ def test_after_a_boot_with_a_clock_set_back_claims_still_count() -> None:
     assert got == before
 
 
+def test_a_caution_ends_with_its_boot_whatever_the_clock_says() -> None:
+    """It would hold up a whole node as long as the clock is behind."""
+    connection = memory_connection()
+    with connection:
+        caution.begin(connection, START_MS, START_MS + 86_400_000)
+    prepare(connection)  # the same boot
+    assert caution.until(connection) == START_MS + 86_400_000
+    prepare(connection, boot_id="boot-2", walltime_ms=START_MS - 86_400_000)
+    assert caution.until(connection) == 0
+
+
 def test_a_database_of_an_earlier_metis_gets_the_columns_that_it_lacks() -> None:
     connection = memory_connection()
     connection.execute("DROP INDEX metis_ip_addresses_by_key")
     connection.execute("DROP INDEX metis_former_owners_by_pod")
     connection.execute("DROP TRIGGER metis_ip_addresses_of_another")
+    connection.execute("DROP TRIGGER metis_ip_addresses_of_nobody")
     for table, column in (
         ("ip_addresses", "sort_key"),
         ("ip_addresses", "allocation_id"),

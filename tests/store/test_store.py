@@ -219,6 +219,23 @@ async def test_an_error_of_the_transaction_reaches_the_whole_group(
     assert owners(database) == {"first", "c9"}
 
 
+async def test_a_disk_that_takes_no_write_is_told_once_a_minute_and_when_it_is_over(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "metis.store")
+    database = inline_database()
+    async with run_store(database, cooldown_ms=1000) as store:
+        for pause in (0, 1, 58, 2, 1):
+            await trio.sleep(pause)
+            database.failures.append(StoreUnavailable("the disk is full"))
+            with pytest.raises(StoreUnavailable):
+                await store.release(owner("c1"))
+        assert caplog.text.count("cannot be written to: the disk is full") == 2
+        await store.release(owner("c1"))
+        await store.release(owner("c1"))
+    assert caplog.text.count("written to again") == 1
+
+
 async def test_a_request_cancelled_while_queued_never_runs() -> None:
     async with gated() as (store, database):
         async with trio.open_nursery() as nursery:

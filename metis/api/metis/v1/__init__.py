@@ -417,7 +417,8 @@ class NodeStub(betterproto2_grpclib.ServiceStub):
         metadata: "MetadataLike | None" = None,
     ) -> "ListHistoryResponse":
         """
-        ListHistory tells who had which address from when to when, latest first.
+        ListHistory tells who had which address from when to when: first who has one
+        now, then the latest that ended.
         """
 
         return await self._unary_unary(
@@ -467,7 +468,8 @@ class NodeBase(betterproto2_grpclib.ServiceBase):
         self, message: "ListHistoryRequest"
     ) -> "ListHistoryResponse":
         """
-        ListHistory tells who had which address from when to when, latest first.
+        ListHistory tells who had which address from when to when: first who has one
+        now, then the latest that ended.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
