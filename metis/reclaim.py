@@ -205,18 +205,23 @@ class Reclaimer:
 
     def _strike(self, case: _Case, taken_ms: int) -> _Strike:
         """The strike of an owner that is gone: one more, or the first."""
-        had = self._strikes.get(case.owner)
-        if had is None or had.holdings != case.holdings:
+        had = self._standing(case)
+        if had is None:
             return _Strike(case.holdings, taken_ms, 1)
         return replace(had, rounds=had.rounds + 1)
+
+    def _standing(self, case: _Case) -> _Strike | None:
+        """The strike that an owner has, for exactly what it holds now."""
+        had = self._strikes.get(case.owner)
+        return had if had is not None and had.holdings == case.holdings else None
 
     def _due(self, cases: Iterable[_Case], taken_ms: int) -> list[_Case]:
         """Those who were gone an interval ago, too."""
         interval_ms = round(self._rules.interval * 1000)
         due = []
         for case in cases:
-            had = self._strikes.get(case.owner)
-            if not case.verdict.gone or had is None or had.holdings != case.holdings:
+            had = self._standing(case)
+            if not case.verdict.gone or had is None:
                 continue
             if taken_ms - had.since_ms >= max(interval_ms, 1):
                 due.append(case)
@@ -240,10 +245,10 @@ class Reclaimer:
         interval_ms = round(self._rules.interval * 1000)
         findings = []
         for case in cases:
-            had = self._strikes.get(case.owner)
+            had = self._standing(case)
             if not case.verdict.gone:
                 strikes, wait_ms = 0, 0
-            elif had is None or had.holdings != case.holdings:
+            elif had is None:
                 strikes, wait_ms = 0, interval_ms
             else:
                 strikes = had.rounds

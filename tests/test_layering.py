@@ -62,7 +62,7 @@ LAYERS: dict[str, set[str]] = {
     # the database: SQL at the top, the writer task at the bottom
     "store.caution": set(),
     "store.history": {"errors", "ranges"},
-    "store.reboot": set(),
+    "store.reboot": {"store.history"},
     "store.seeding": {"model", "store.caution"},
     "store.schema": {"errors", "store.reboot"},
     "store.blocks": {"errors", "model", "ranges"},

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from metis.cli.options import db_path_option, reported_errors
-from metis.errors import InvalidRequest
 from metis.store.backup import back_up
 
 
@@ -21,8 +18,5 @@ def command(file: str, force: bool, db_path: str) -> None:
     FILE (mode 0600) appears whole or not at all, and needs no other file beside it.
     """
     with reported_errors():
-        if os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
-            # A rename would put the copy in the place of /dev/null, for everybody.
-            raise InvalidRequest(f"{file!r} is not a regular file: name another one")
         size = back_up(db_path, file, force=force)
         click.echo(f"{file}: {size} bytes of {db_path}")

@@ -10,7 +10,6 @@ May touch: the database, read-only through SQLite; the copy and its directory.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import tempfile
 
@@ -19,8 +18,6 @@ import apsw
 from metis.errors import InvalidRequest, StoreDamaged, StoreUnavailable
 from metis.store import connecting
 from metis.store.reading import read_file
-
-ALL_PAGES = -1
 
 
 def back_up(path: str, target: str, *, force: bool = False) -> int:
@@ -47,7 +44,7 @@ def back_up(path: str, target: str, *, force: bool = False) -> int:
         os.close(descriptor)
         try:
             read_file(path, lambda connection: _copy(connection, copy))
-            size = _flush(copy)
+            size = connecting.flush(copy)
             _check_target(path, target, force=force)
             os.rename(copy, target)
         except BaseException:
@@ -55,7 +52,7 @@ def back_up(path: str, target: str, *, force: bool = False) -> int:
                 with contextlib.suppress(OSError):
                     os.unlink(left)
             raise
-        _flush(directory)
+        connecting.flush(directory)
     except OSError as error:
         raise StoreUnavailable(
             f"backup {target!r} cannot be written: {error.strerror}"
@@ -68,6 +65,9 @@ def _check_target(path: str, target: str, *, force: bool) -> None:
         raise InvalidRequest(f"{target!r} is a directory: name a file in it")
     if not os.path.lexists(target):
         return
+    if os.path.exists(target) and not os.path.isfile(target):
+        # A rename would put the copy in the place of /dev/null, for everybody.
+        raise InvalidRequest(f"{target!r} is not a regular file: name another one")
     if os.path.exists(path) and os.path.samefile(path, target):
         raise InvalidRequest(f"{target!r} is the database itself: name another file")
     for log in ("-wal", "-journal"):
@@ -88,12 +88,7 @@ def _copy(source: apsw.Connection, copy: str) -> None:
     target = connecting.connect(copy, apsw.SQLITE_OPEN_READWRITE)
     try:
         target.pragma("synchronous", "OFF")  # it is flushed as a whole in the end
-        with target.backup("main", source, "main") as backup:
-            try:
-                backup.step(ALL_PAGES)
-            except apsw.FullError:
-                # Not the database's, and SQLite's words for it are "not an error".
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        connecting.copy_pages(source, target)
         # As it was copied it would want a log beside it whenever it is read.
         target.pragma("journal_mode", "DELETE")
         found = target.pragma("integrity_check")
@@ -101,13 +96,3 @@ def _copy(source: apsw.Connection, copy: str) -> None:
             raise StoreDamaged(f"it is damaged, and so would be its backup: {found}")
     finally:
         connecting.close(target)
-
-
-def _flush(path: str) -> int:
-    """Have a closed file, or a directory, on the disk; its size."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ are the network namespaces that are named in it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -33,6 +34,9 @@ was faster, so two suffice where nobody is unlucky twice."""
 EMPTY_AT_BOOT = ("/run/", "/var/run/")
 """Where runtimes have the network namespaces of their containers, in memory. No look
 there waits for a disk or for another machine."""
+
+_ALL_PAGES = -1
+"""What `apsw.Backup.step` takes for all that is left."""
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -163,6 +167,35 @@ def keep_private(path: str) -> None:
             mode = os.lstat(name).st_mode
             if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~_FILE_MODE:
                 os.chmod(name, stat.S_IMODE(mode) & _FILE_MODE)
+
+
+def copy_pages(source: apsw.Connection, target: apsw.Connection) -> None:
+    """Copy every page of a database into another, by SQLite's backup.
+
+    Raises:
+      OSError: there is no room for them.
+      apsw.Error: one cannot be read, or not be written.
+    """
+    with target.backup("main", source, "main") as backup:
+        try:
+            backup.step(_ALL_PAGES)
+        except apsw.FullError:
+            # Not the source's, and SQLite's words for it are "not an error".
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+
+
+def flush(path: str) -> int:
+    """Have a closed file, or a directory, on the disk; its size in bytes.
+
+    Raises:
+      OSError: that cannot be done.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def enter_wal_mode(writer: apsw.Connection) -> None:

@@ -230,10 +230,7 @@ def _make(
 ) -> Report:
     """Make "<db>.new", whole, closed and on the disk."""
     clock, new = patient.clock, f"{patient.path}.new"
-    for suffix in _PARTS:  # of somebody who was killed at it
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new + suffix)
-    os.mknod(new, stat.S_IFREG | _FILE_MODE)
+    begin_file(new)
     boot_id, boottime_ms = clock.boot_id(), clock.boottime_ms()
     boots = [found.boot for found in founds if found.boot is not None]
     offsets = [offset for boot, offset in boots if boot == boot_id]
@@ -340,6 +337,18 @@ def _name_aside(path: str, copies: Sequence[str]) -> str:
         number += 1
 
 
+def begin_file(new: str) -> None:
+    """Make an empty file for a new database, in place of whatever was left there.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    for suffix in _PARTS:  # of somebody who was killed at it
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new + suffix)
+    os.mknod(new, stat.S_IFREG | _FILE_MODE)
+
+
 def go_forward(path: str) -> None:
     """Put a database that is made and decided upon into its place."""
     healed = f"{path}.healed"
@@ -351,11 +360,7 @@ def go_forward(path: str) -> None:
     os.rename(healed, path)
     with contextlib.suppress(FileNotFoundError):  # it is of the one before
         os.unlink(f"{path}.lost")
-    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    connecting.flush(os.path.dirname(os.path.abspath(path)))
 
 
 def _mark(marker: str) -> None:

@@ -36,6 +36,19 @@ LATEST_MS = 2**63 - 1
 _PRUNED_AT_ONCE = 4
 """Oldest entries that each new one looks at, so that their number shrinks."""
 
+RECORD_WHERE = """
+INSERT INTO metis_history (network, address, container_id, interface_name, pod_name,
+  pod_namespace, given_at, ended_at, reason)
+SELECT b.network, a.address, a.container_id, coalesce(a.interface_name, ''),
+  a.pod_name, a.pod_namespace, min(coalesce(a.given_at, a.allocated_at), :now_ms),
+  :now_ms, :reason
+FROM ip_addresses AS a CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id
+WHERE """
+"""Writes down that the ownerships end which a condition selects, in terms of `a`. None
+begins after its end: the original's wall clock may have been ahead."""
+
+_RECORD_ONE = RECORD_WHERE + "a.id = :row_id"
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -114,15 +127,7 @@ def record(
     """
     for row_id in row_ids:
         connection.execute(
-            "INSERT INTO metis_history (network, address, container_id,"
-            " interface_name, pod_name, pod_namespace, given_at, ended_at, reason)"
-            " SELECT b.network, a.address, a.container_id, coalesce(a.interface_name,"
-            " ''), a.pod_name, a.pod_namespace,"
-            # The original's wall clock may have been ahead.
-            " min(coalesce(a.given_at, a.allocated_at), ?1), ?1, ?2"
-            " FROM ip_addresses AS a"
-            " CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id WHERE a.id = ?3",
-            (now_ms, reason, row_id),
+            _RECORD_ONE, {"now_ms": now_ms, "reason": reason, "row_id": row_id}
         )
         connection.execute(
             "DELETE FROM metis_history WHERE id IN"

@@ -8,10 +8,8 @@ May touch: the database and files beside it. Imported when one is missing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import stat
 
 import apsw
 
@@ -19,11 +17,6 @@ from metis.errors import StoreError
 from metis.store import connecting, healing
 
 log = logging.getLogger("metis.store")
-
-ALL_PAGES = -1
-"""What `apsw.Backup.step` takes for all that is left."""
-
-_FILE_MODE = 0o600
 
 
 def put_back(connection: apsw.Connection, path: str) -> None:
@@ -53,14 +46,10 @@ def put_back(connection: apsw.Connection, path: str) -> None:
 
 def _write(connection: apsw.Connection, new: str) -> None:
     """Copy every page into a file of its own, onto the disk."""
-    for suffix in ("", "-wal", "-shm", "-journal"):  # of somebody who was killed at it
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new + suffix)
-    os.mknod(new, stat.S_IFREG | _FILE_MODE)
+    healing.begin_file(new)
     target = connecting.connect(new, apsw.SQLITE_OPEN_READWRITE)
     try:
         target.pragma("synchronous", "FULL")
-        with target.backup("main", connection, "main") as backup:
-            backup.step(ALL_PAGES)
+        connecting.copy_pages(connection, target)
     finally:
         connecting.close(target)

@@ -16,20 +16,14 @@ from collections.abc import Callable
 
 import apsw
 
+from metis.store import history
+
 REBOOTED = "rebooted"
 """Reason of an end for the history."""
 
 _OF_A_FORMER_BOOT = "is_allocated = TRUE AND container_id > '' AND boot_id <> :boot_id"
 
-_NOTE_IN_HISTORY = f"""
-INSERT INTO metis_history (network, address, container_id, interface_name, pod_name,
-  pod_namespace, given_at, ended_at, reason)
-SELECT b.network, a.address, a.container_id, coalesce(a.interface_name, ''),
-  a.pod_name, a.pod_namespace, min(coalesce(a.given_at, a.allocated_at), :now_ms),
-  :now_ms, :reason
-FROM ip_addresses AS a CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id
-WHERE {_OF_A_FORMER_BOOT} ORDER BY a.id
-"""  # noqa: S608  # both parts are constants of this module
+_NOTE_IN_HISTORY = f"{history.RECORD_WHERE}{_OF_A_FORMER_BOOT} ORDER BY a.id"
 
 _NOTE_FORMER_OWNERS = f"""
 INSERT OR REPLACE INTO metis_former_owners

@@ -16,7 +16,7 @@ from metis.errors import (
     StoreIncompatible,
     StoreUnavailable,
 )
-from metis.store import backup, connecting
+from metis.store import connecting
 from metis.store.backup import back_up
 from metis.store.reading import check_file, read_file
 from tests.store.test_reading import allocate, close, opened, owners
@@ -152,7 +152,7 @@ def test_what_fails_half_way_leaves_what_was_there(
     def fail(_: str) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "_flush", fail)
+    monkeypatch.setattr(connecting, "flush", fail)
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         back_up(str(path), str(target), force=True)
     assert target.read_text() == "precious"
