@@ -8,10 +8,11 @@ Whatever a handler or a client does wrong ends in a status for this one call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import trio
 from grpclib.const import Cardinality, Handler, Status
@@ -21,9 +22,9 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.metadata import Deadline, decode_timeout, encode_grpc_message
 from grpclib.server import Stream
 
-from metis.rpc.codec import DetailsCodec, MessageCodec
+from metis.rpc.codec import DetailsCodec, MessageCodec, frame
 from metis.rpc.headers import Headers, MalformedRequest, Request, metadata_of, text_of
-from metis.rpc.http2 import ErrorCode
+from metis.rpc.http2 import ErrorCode, response_block
 from metis.rpc.stream import CallStream
 
 log = logging.getLogger("metis.rpc")
@@ -41,16 +42,31 @@ MAX_TIMEOUT_DIGITS = 8
 
 CONTENT_TYPES = (GRPC_CONTENT_TYPE.encode(), GRPC_CONTENT_TYPE.encode() + b"+proto")
 
+REMEMBERED_OPENINGS = 64
+"""Requests whose headers are not read again. Those of one client differ by method
+and timeout; at the longest that headers may be, it is a megabyte."""
+
 _CODEC = MessageCodec()
 _DETAILS_CODEC = DetailsCodec()
 _DISPATCH = _DispatchServerEvents()
 
+_HEAD = response_block(
+    ((":status", "200"), ("content-type", f"{GRPC_CONTENT_TYPE}+proto"))
+)
+_OK = response_block((("grpc-status", "0"),))
+
 
 class Call(Stream[Any, Any]):
-    """grpclib's server stream, strict about what it gives to a handler."""
+    """grpclib's server stream, strict about what it gives to a handler.
+
+    The one message of a response is kept until its handler has returned. Nearly
+    always headers, message and status can then leave as one; and a handler that
+    fails after all sends no half of a response.
+    """
 
     _cardinality: Cardinality
     _stream: CallStream  # type: ignore[assignment]  # ours in place of grpclib's
+    _reply: bytes | None = None
 
     async def recv_message(self) -> Any:
         """The next request message; None at the end of a stream of them.
@@ -79,6 +95,62 @@ class Call(Stream[Any, Any]):
             return None
         self._stream.connection.messages_received += 1
         return self._codec.decode(data, self._recv_type)
+
+    async def send_message(self, message: Any) -> None:
+        """Send a message; the only one of a unary response once its handler is done.
+
+        Raises:
+          GRPCError: RESOURCE_EXHAUSTED, it is too large.
+        """
+        if (
+            self._cardinality.server_streaming
+            or self._send_message_done
+            or self._send_initial_metadata_done
+        ):
+            await super().send_message(message)
+            return
+        reply = frame(self._codec.encode(message, self._send_type))
+        self._stream.check_sendable(reply)
+        self._reply = reply
+        self._send_message_done = True
+        self._stream.connection.messages_sent += 1
+
+    async def send_reply(self) -> None:
+        """Send the message that was kept, if there is one.
+
+        Raises:
+          StreamTerminatedError: the client is gone.
+        """
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        if not self._send_initial_metadata_done:
+            if self._stream.reply_nowait(_HEAD, reply, _OK):
+                self._send_trailing_metadata_done = True
+                return
+            await self.send_initial_metadata()
+        await self._stream.send_data(reply)
+
+    async def send_trailing_metadata(
+        self,
+        *,
+        status: Status = Status.OK,
+        status_message: str | None = None,
+        status_details: Any = None,
+        metadata: Any = None,
+    ) -> None:
+        """As grpclib's, after the message that was kept if all is well."""
+        reply, self._reply = self._reply, None
+        if reply is not None and status is Status.OK:
+            if not self._send_initial_metadata_done:
+                await self.send_initial_metadata()
+            await self._stream.send_data(reply)
+        await super().send_trailing_metadata(
+            status=status,
+            status_message=status_message,
+            status_details=status_details,
+            metadata=metadata,
+        )
 
     async def finish(
         self, status: Status, message: str | None = None, details: Any = None
@@ -209,8 +281,54 @@ def read_metadata(request: Request) -> Any:
         ) from exc
 
 
+class Opening(NamedTuple):
+    """What the headers of a request ask for.
+
+    Attributes:
+      name: the method's path.
+      method: its handler.
+      timeout: seconds that the client gives the call; None when it waits for ever.
+      metadata: the client's own headers.
+      user_agent: what the client calls itself.
+    """
+
+    name: str
+    method: Handler
+    timeout: float | None
+    metadata: Headers
+    user_agent: str
+
+
+Opener: TypeAlias = Callable[[Headers], Opening]
+"""Reads the headers of a request; raises MalformedRequest or Refusal."""
+
+
+def opener(methods: Mapping[str, Handler]) -> Opener:
+    """What reads requests for these methods, and remembers what it has read.
+
+    Args:
+      methods: the handlers by path, "/package.Service/Method".
+    """
+
+    @functools.lru_cache(maxsize=REMEMBERED_OPENINGS)
+    def opening(headers: tuple[tuple[bytes, bytes], ...]) -> Opening:
+        request = Request.read(headers)
+        name, method = find_method(request, methods)
+        timeout = read_timeout(request)
+        read_metadata(request)
+        return Opening(
+            name,
+            method,
+            timeout,
+            request.metadata,
+            text_of(request.fields.get(b"user-agent", b"")),
+        )
+
+    return lambda headers: opening(tuple(headers))
+
+
 async def run_call(
-    methods: Mapping[str, Handler],
+    open_call: Opener,
     stream: CallStream,
     headers: Headers,
     scope: trio.CancelScope,
@@ -218,17 +336,14 @@ async def run_call(
     """Answer one request, come what may.
 
     Args:
-      methods: the handlers by path, "/package.Service/Method".
+      open_call: reads its headers.
       stream: the call's stream.
       headers: of the request.
       scope: cancelled when the client or its connection is gone; gets the
         call's deadline.
     """
     try:
-        request = Request.read(headers)
-        name, method = find_method(request, methods)
-        timeout = read_timeout(request)
-        metadata = read_metadata(request)
+        name, method, timeout, metadata, user_agent = open_call(headers)
     except MalformedRequest as exc:
         log.info("a malformed request was reset: %s", exc)
         stream.reset_nowait(ErrorCode.PROTOCOL_ERROR)
@@ -239,7 +354,7 @@ async def run_call(
     deadline = None
     if timeout is not None:
         deadline = Deadline.from_timeout(timeout)
-        scope.deadline = trio.current_time() + timeout
+        scope.relative_deadline = timeout
     call = Call(
         stream,  # type: ignore[arg-type]  # ours in place of grpclib's
         name,
@@ -250,12 +365,13 @@ async def run_call(
         status_details_codec=_DETAILS_CODEC,
         dispatch=_DISPATCH,
         deadline=deadline,
-        user_agent=text_of(request.fields.get(b"user-agent", b"")),
+        user_agent=user_agent,
     )
-    call.metadata = metadata
+    call.metadata = metadata_of(metadata)
     try:
         with scope:
             await method.func(call)
+            await call.send_reply()
     except GRPCError as exc:
         await call.finish(exc.status, exc.message, exc.details)
     except Exception:

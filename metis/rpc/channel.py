@@ -20,12 +20,8 @@ from grpclib.metadata import Deadline
 
 from metis.errors import TransportError
 from metis.rpc.client_stream import ClientStream, MetadataLike
-from metis.rpc.connection import (
-    ConnectionFailed,
-    GoAwayReceived,
-    RequestReceived,
-    ResponseReceived,
-)
+from metis.rpc.connection import ConnectionFailed
+from metis.rpc.events import GoAwayReceived, RequestReceived, ResponseReceived
 from metis.rpc.headers import AnyHeaders
 from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import DEFAULT_LIMITS, Limits

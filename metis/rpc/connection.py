@@ -16,22 +16,34 @@ and costs the peer that one stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
 
 import h2.config
-import h2.connection
-import h2.events
 import h2.exceptions
 import h2.settings
 
-from metis.rpc.headers import AnyHeaders, Headers
-from metis.rpc.http2 import H2, PREFACE_BYTES, ErrorCode, FrameGuard, SettingCode
+from metis.rpc.events import Event, SettingsReceived
+from metis.rpc.headers import AnyHeaders
+from metis.rpc.http2 import ErrorCode, SettingCode
 from metis.rpc.limits import DEFAULT_LIMITS, LEAST_WINDOW_BYTES, Limits
+from metis.rpc.shortcuts import BrokenFrame, ShortH2
 
 UNKNOWN_PEER_CALLS = 100
 """Calls a client opens before it knows the server's own limit: the least that
 a server should allow (RFC 9113 section 6.5.2)."""
+
+
+_CONFIGS = {
+    client: h2.config.H2Configuration(
+        client_side=client,
+        header_encoding=None,
+        validate_inbound_headers=False,
+        validate_outbound_headers=False,
+        normalize_inbound_headers=False,
+        normalize_outbound_headers=False,
+    )
+    for client in (True, False)
+}
+"""How h2 is told to be, by role."""
 
 
 class ConnectionFailed(Exception):
@@ -40,75 +52,6 @@ class ConnectionFailed(Exception):
 
 class StreamClosed(Exception):
     """The stream is closed, by either side; nothing more can be sent on it."""
-
-
-class RequestReceived(NamedTuple):
-    """A client opened a stream."""
-
-    stream_id: int
-    headers: Headers
-    ended: bool
-
-
-class ResponseReceived(NamedTuple):
-    """A server sent the first headers of a stream."""
-
-    stream_id: int
-    headers: Headers
-    ended: bool
-
-
-class TrailersReceived(NamedTuple):
-    """The peer sent its last headers; the stream has ended for it."""
-
-    stream_id: int
-    headers: Headers
-
-
-class DataReceived(NamedTuple):
-    """A piece of the body; `size` is what it took of the window."""
-
-    stream_id: int
-    data: bytes
-    size: int
-    ended: bool
-
-
-class StreamReset(NamedTuple):
-    """The peer (or h2, over a fault of the peer) aborted a stream."""
-
-    stream_id: int
-    code: int
-
-
-class WindowOpened(NamedTuple):
-    """More may be sent on a stream; on all of them when `stream_id` is 0."""
-
-    stream_id: int
-
-
-class SettingsReceived(NamedTuple):
-    """The peer announced settings: it is there and speaks HTTP/2."""
-
-
-class GoAwayReceived(NamedTuple):
-    """The peer takes no more streams above `last_stream_id`."""
-
-    last_stream_id: int
-    code: int
-    reason: bytes
-
-
-Event: TypeAlias = (
-    RequestReceived
-    | ResponseReceived
-    | TrailersReceived
-    | DataReceived
-    | StreamReset
-    | WindowOpened
-    | SettingsReceived
-    | GoAwayReceived
-)
 
 
 class Connection:
@@ -123,16 +66,7 @@ class Connection:
     """
 
     def __init__(self, *, client: bool, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._h2 = h2_ = H2(
-            h2.config.H2Configuration(
-                client_side=client,
-                header_encoding=None,
-                validate_inbound_headers=False,
-                validate_outbound_headers=False,
-                normalize_inbound_headers=False,
-                normalize_outbound_headers=False,
-            )
-        )
+        self._h2 = h2_ = ShortH2(_CONFIGS[client], limits.max_header_list_bytes)
         settings = {
             SettingCode.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
             SettingCode.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
@@ -145,9 +79,6 @@ class Connection:
             client=client, initial_values=settings
         )
         h2_.decoder.max_header_list_size = limits.max_header_list_bytes
-        self._guard = FrameGuard(
-            0 if client else PREFACE_BYTES, limits.max_header_list_bytes
-        )
         self._connection_window = limits.connection_window_bytes
         self._owed = 0
         self.peer_ready = False
@@ -170,23 +101,22 @@ class Connection:
             the output, unless the peer does not speak HTTP/2 at all; the events
             of the same piece are lost.
         """
-        code = self._guard.check(data)
-        if code is not None:
-            self._h2.close_connection(code)
-            raise ConnectionFailed(f"a frame or header block is too long: {code!r}")
         try:
-            received = self._h2.receive_data(data)
+            events = self._h2.take(data)
+        except BrokenFrame as exc:
+            self._h2.close_connection(exc.code)
+            raise ConnectionFailed(str(exc)) from exc
         except h2.exceptions.ProtocolError as exc:
             self._h2.close()
             raise ConnectionFailed(str(exc) or type(exc).__name__) from exc
-        events: list[Event] = []
-        for event in received:
-            translate = _TRANSLATORS.get(type(event))
-            if translate is not None:
-                events.append(translate(event))
-                if type(event) is h2.events.RemoteSettingsChanged:
-                    self.peer_ready = True
+        if not self.peer_ready:
+            self.peer_ready = any(type(each) is SettingsReceived for each in events)
         return events
+
+    @property
+    def pending(self) -> int:
+        """How many bytes `data_to_send` would give."""
+        return self._h2.pending
 
     def data_to_send(self) -> bytes:
         """Everything that is to be sent now; the output is empty afterwards."""
@@ -260,6 +190,23 @@ class Connection:
             # KeyError: h2 looks a forgotten stream up before it checks
             raise StreamClosed(stream_id) from exc
 
+    def send_reply(
+        self, stream_id: int, head: bytes, body: bytes, trailers: bytes
+    ) -> bool:
+        """Put a whole response into the output, if that can be done at once.
+
+        Args:
+          stream_id: a stream of whose request nothing is to come.
+          head: its headers, as `metis.rpc.http2.response_block` encodes them.
+          body: of at most `sendable` bytes.
+          trailers: encoded likewise.
+
+        Returns:
+          False, and nothing has happened, when the window is too small, or part of
+          the response was sent, or the stream is closed.
+        """
+        return self._h2.send_reply(stream_id, head, body, trailers)
+
     def acknowledge(self, stream_id: int, size: int, *, ended: bool) -> None:
         """Give `size` bytes of window back to the peer, now that they are used.
 
@@ -295,25 +242,3 @@ class Connection:
         """Tell the peer that no stream beyond the present ones is taken."""
         self._h2.close_connection(code, reason.encode())
         self._h2.stay_open()
-
-
-_TRANSLATORS: dict[type[h2.events.Event], Callable[[Any], Event]] = {
-    h2.events.RequestReceived: lambda e: RequestReceived(
-        e.stream_id, e.headers, e.stream_ended is not None
-    ),
-    h2.events.ResponseReceived: lambda e: ResponseReceived(
-        e.stream_id, e.headers, e.stream_ended is not None
-    ),
-    h2.events.TrailersReceived: lambda e: TrailersReceived(e.stream_id, e.headers),
-    h2.events.DataReceived: lambda e: DataReceived(
-        e.stream_id, e.data, e.flow_controlled_length, e.stream_ended is not None
-    ),
-    h2.events.StreamReset: lambda e: StreamReset(e.stream_id, int(e.error_code)),
-    h2.events.WindowUpdated: lambda e: WindowOpened(e.stream_id),
-    h2.events.RemoteSettingsChanged: lambda _: SettingsReceived(),
-    h2.events.ConnectionTerminated: lambda e: GoAwayReceived(
-        e.last_stream_id, int(e.error_code), e.additional_data or b""
-    ),
-}
-"""What h2 reports and anybody here wants to know. The rest (PING, priorities,
-1xx responses, acknowledgements) is answered by h2 or means nothing to gRPC."""

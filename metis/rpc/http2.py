@@ -1,8 +1,8 @@
 """h2 and what it lacks for a server that stays up.
 
 Pure. `H2` is h2's own connection with its public seams set for this use;
-`FrameGuard` and `PeerSettings` bound what h2 would keep for a hostile peer;
-`ResponseEncoder` spares it the same work over and over.
+`PeerSettings` bounds what h2 would keep for a hostile peer; `ResponseEncoder` spares
+it the same work over and over. `metis.rpc.shortcuts` goes further.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import h2.errors
 import h2.events
 import h2.settings
 import hpack
+from hpack.table import HeaderTable
+
+from metis.rpc.headers import Headers
 
 ErrorCode = h2.errors.ErrorCodes
 """HTTP/2 error codes, RFC 9113 section 7."""
@@ -34,12 +37,22 @@ MAX_FRAME_BYTES = 16_384
 """Longest payload of a frame unless we allow more, which we do not (RFC 9113
 section 4.2)."""
 
-CONTINUATION = 9
-HEADER_BLOCK_STARTS = frozenset({1, 5})
-"""Frame types HEADERS and PUSH_PROMISE."""
-
 REMEMBERED_BLOCKS = 128
 """Encoded header blocks that are kept; two make up nearly all responses."""
+
+REMEMBERED_REQUESTS = 8
+"""Received header blocks that a connection remembers: it calls few methods."""
+
+REMEMBERED_REQUEST_BYTES = 256
+"""Longest received block that is remembered; indexed ones, which come again and
+again, have a dozen bytes. Both bounds together keep a connection small."""
+
+REMEMBERED_FIRSTS = 64
+"""First header blocks that are remembered for all connections together."""
+
+REMEMBERED_FIRST_BYTES = 1024
+"""Longest first block that is remembered; those of gRPC clients have 300 bytes or
+so. With the headers it stands for it takes a few kilobytes."""
 
 NO_TABLE = b"\x20"
 """What tells a decoder that our table has no room, RFC 7541 section 6.3."""
@@ -69,47 +82,90 @@ class PeerSettings(h2.settings.Settings):
 _KNOWN_SETTINGS = frozenset(map(int, SettingCode))
 
 
-class FrameGuard:
-    """Looks at the lengths of frames before h2 buffers them.
+class _WatchedTable(HeaderTable):
+    """hpack's table, and how many entries it was ever given."""
 
-    h2 waits for the whole of a frame, up to 16 MiB, before it finds that it is
-    too long, and joins up to 64 of them into one header block before it looks
-    at the sum.
+    added = 0
 
-    Args:
-      preface: bytes that come before the first frame.
-      max_header_block: longest header block, in all its frames.
+    def add(self, name: bytes, value: bytes) -> None:
+        self.added += 1
+        super().add(name, value)
+
+    def state(self) -> tuple[int, int, int]:
+        """What differs whenever the entries or the room for them do."""
+        return self.added, len(self.dynamic_entries), self.maxsize
+
+
+class RememberingDecoder(hpack.Decoder):
+    """Remembers what header blocks mean, for as long as they mean it.
+
+    That depends on the block and on the table. So a block is remembered when it left
+    the table as it was, and all are forgotten as soon as another one changes it. Of
+    the first block of a connection it is known beforehand what the table was.
     """
 
-    def __init__(self, preface: int, max_header_block: int) -> None:
-        self._to_skip = preface
-        self._head = b""
-        self._max_header_block = max_header_block
-        self._header_block = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._table = _WatchedTable()
+        self.header_table = self._table
+        self._known: dict[bytes, Headers] = {}
 
-    def check(self, data: bytes) -> int | None:
-        """Follow the frames in the next bytes.
+    def recall(self, block: bytes) -> Headers | None:
+        """Decode a block if that is known already; None, and no change, if not.
 
-        Returns:
-          The error code that the peer deserves, or None.
+        Never blocks from which h2 reads more than their headers: the length of a
+        body, or that a response is not the final one.
         """
-        data = self._head + data
-        pos, end = self._to_skip, len(data)
-        while pos + FRAME_HEADER_BYTES <= end:
-            length = int.from_bytes(data[pos : pos + 3], "big")
-            if length > MAX_FRAME_BYTES:
-                return ErrorCode.FRAME_SIZE_ERROR
-            kind = data[pos + 3]
-            if kind == CONTINUATION:
-                self._header_block += length
-            elif kind in HEADER_BLOCK_STARTS:
-                self._header_block = length
-            if self._header_block > self._max_header_block:
-                return ErrorCode.ENHANCE_YOUR_CALM
-            pos += FRAME_HEADER_BYTES + length
-        self._to_skip = max(0, pos - end)
-        self._head = data[pos:]
-        return None
+        headers = self._known.get(block)
+        if headers is None and self._table.state() == _UNTOUCHED:
+            first = _FIRSTS.get((block, self.max_header_list_size))
+            if first is not None:
+                headers, entries = first
+                for name, value in entries:
+                    self._table.add(name, value)
+        return headers
+
+    def decode(self, data: bytes, raw: bool = False) -> Any:
+        """As hpack's; h2 always asks for `raw` headers."""
+        table, before = self._table, self._table.state()
+        headers = super().decode(data, raw)
+        after = table.state()
+        if after != before:
+            self._known.clear()
+        if any(map(_steers_h2, headers)):
+            return headers
+        if before == _UNTOUCHED:
+            added, kept, room = after
+            if (
+                len(data) <= REMEMBERED_FIRST_BYTES
+                and kept == added
+                and room == _UNTOUCHED[2]
+            ):
+                if len(_FIRSTS) >= REMEMBERED_FIRSTS:
+                    del _FIRSTS[next(iter(_FIRSTS))]
+                _FIRSTS[bytes(data), self.max_header_list_size] = (
+                    tuple(headers),
+                    tuple(reversed(table.dynamic_entries)),
+                )
+        elif (
+            after == before
+            and len(data) <= REMEMBERED_REQUEST_BYTES
+            and len(self._known) < REMEMBERED_REQUESTS
+        ):
+            self._known[bytes(data)] = tuple(headers)
+        return headers
+
+
+_UNTOUCHED = _WatchedTable().state()
+
+_FIRSTS: dict[tuple[bytes, int], tuple[Headers, Headers]] = {}
+"""What a block means to an untouched table, and what it then puts there. It depends
+on the block alone (and on the longest list allowed), so all connections share it."""
+
+
+def _steers_h2(header: Any) -> bool:
+    name, value = header
+    return bool(name == b"content-length" or (name == b":status" and value[:1] == b"1"))
 
 
 class ResponseEncoder(hpack.Encoder):
@@ -136,12 +192,17 @@ class ResponseEncoder(hpack.Encoder):
 
     def encode(self, headers: Iterable[Any], huffman: bool = True) -> bytes:
         """The header block; the first one says that there is no table."""
+        return self.announce(response_block(tuple(headers)))
+
+    def announce(self, block: bytes) -> bytes:
+        """A block of `response_block` as the next one."""
         prefix, self._prefix = self._prefix, b""
-        return prefix + _block_of(tuple(headers))
+        return prefix + block
 
 
 @functools.lru_cache(maxsize=REMEMBERED_BLOCKS)
-def _block_of(headers: tuple[tuple[str | bytes, str | bytes], ...]) -> bytes:
+def response_block(headers: tuple[tuple[str | bytes, str | bytes], ...]) -> bytes:
+    """The header block of a response or of trailers, for any connection."""
     # "sensitive" headers enter no table
     return hpack.Encoder().encode([(name, value, True) for name, value in headers])
 

@@ -11,6 +11,8 @@ import operator
 
 import trio
 
+from metis.rpc.prompt import PromptStream
+
 PIPE_BYTES = 64 * 1024
 """What one direction holds before its sender waits, as a Unix socket would."""
 
@@ -33,7 +35,7 @@ class _Pipe:
         await self._changed.park()
 
 
-class MemoryStream(trio.abc.Stream):
+class MemoryStream(PromptStream):
     """One end of a pair that `memory_stream_pair` made."""
 
     def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
@@ -42,6 +44,14 @@ class MemoryStream(trio.abc.Stream):
         self._closed = False
         self._sending = False
         self._receiving = False
+
+    def send_some(self, data: bytes | memoryview) -> int:
+        """Hand over what there is room for now; see `PromptStream`."""
+        self._check_sendable()
+        room = max(0, self._out.limit - len(self._out.data))
+        self._out.data += data[:room]
+        self._out.notify()
+        return min(room, len(data))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Hand over all of `data`; waits while the other end does not read.

@@ -48,7 +48,7 @@ class Peer:
     pid: int
 
 
-def peer_of(sock: trio.socket.SocketType) -> Peer:
+def peer_of(sock: socket.socket) -> Peer:
     """Who connected to an accepted Unix socket."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -72,7 +72,7 @@ class Doorkeeper:
         self._next_warning = -math.inf
         self._unmentioned = 0
 
-    def admits(self, sock: trio.socket.SocketType) -> bool:
+    def admits(self, sock: socket.socket) -> bool:
         """Whether the peer of a socket may be served; logs it if not."""
         peer = peer_of(sock)
         if peer.uid in self._uids:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -21,8 +21,8 @@ from betterproto2.grpclib import ServiceBase
 from grpclib.const import Handler
 from grpclib.exceptions import StreamTerminatedError
 
-from metis.rpc.call import run_call
-from metis.rpc.connection import GoAwayReceived, RequestReceived, ResponseReceived
+from metis.rpc.call import Opener, opener, run_call
+from metis.rpc.events import GoAwayReceived, RequestReceived, ResponseReceived
 from metis.rpc.headers import Headers
 from metis.rpc.http2 import ErrorCode
 from metis.rpc.limits import DEFAULT_LIMITS, Limits
@@ -49,10 +49,10 @@ class ServerSession(Session):
     """A connection's server end: every request becomes a task."""
 
     def __init__(
-        self, stream: trio.abc.Stream, methods: Mapping[str, Handler], limits: Limits
+        self, stream: trio.abc.Stream, open_call: Opener, limits: Limits
     ) -> None:
         super().__init__(stream, client=False, limits=limits)
-        self._methods = methods
+        self._open_call = open_call
         self._scopes: dict[int, trio.CancelScope] = {}
 
     def on_headers(
@@ -72,7 +72,7 @@ class ServerSession(Session):
         self, call: CallStream, headers: Headers, scope: trio.CancelScope
     ) -> None:
         try:
-            await run_call(self._methods, call, headers, scope)
+            await run_call(self._open_call, call, headers, scope)
         finally:
             del self._scopes[call.id]
             self.release(call, ErrorCode.NO_ERROR)
@@ -118,7 +118,7 @@ async def serve(
       AddressInUse: somebody listens there already.
       TransportError: the place cannot be listened on.
     """
-    server = _Server(_methods_of(services), limits)
+    server = _Server(opener(_methods_of(services)), limits)
     stopping = trio.Event()
     async with contextlib.AsyncExitStack() as listening:
         listeners = await transport.listen()
@@ -160,7 +160,7 @@ async def _tell_of_cancellation(stopping: trio.Event) -> None:
 class _Server:
     """What all connections of one `serve` share."""
 
-    methods: Mapping[str, Handler]
+    open_call: Opener
     limits: Limits
     sessions: set[ServerSession] = field(default_factory=set)
 
@@ -186,7 +186,7 @@ class _Server:
                 log.error("a connection was refused: %d are busy", len(self.sessions))
                 await trio.aclose_forcefully(stream)
                 continue
-            session = ServerSession(stream, self.methods, self.limits)
+            session = ServerSession(stream, self.open_call, self.limits)
             self.sessions.add(session)
             connections.start_soon(self.drive, session)
 

@@ -3,7 +3,10 @@
 A `Session` owns a byte stream and a `Connection`. Two tasks serve it in the one
 nursery of the connection: one receives and hands events to the calls, the other
 sends whatever has gathered since its last turn, so that all frames of all calls
-of a scheduler turn leave in a single write.
+of a scheduler turn leave in a single write. When the only call there is ends,
+nothing else will gather: then its own task sends, and the sender has no turn. It is
+not even started before it is needed, which on the connection of a plugin, which
+carries one call, is never.
 
 Nobody's memory grows with a slow peer: calls wait before they add to an output
 of WRITE_PAUSE_BYTES, and at READ_PAUSE_BYTES nothing more is read.
@@ -16,9 +19,8 @@ from abc import ABC, abstractmethod
 
 import trio
 
-from metis.rpc.connection import (
-    Connection,
-    ConnectionFailed,
+from metis.rpc.connection import Connection, ConnectionFailed
+from metis.rpc.events import (
     DataReceived,
     Event,
     GoAwayReceived,
@@ -37,9 +39,14 @@ from metis.rpc.limits import (
     WRITE_PAUSE_BYTES,
     Limits,
 )
+from metis.rpc.prompt import PromptStream
 from metis.rpc.stream import CallStream
 
 log = logging.getLogger("metis.rpc")
+
+PATIENCE_TURNS = 2
+"""Turns that a server's acknowledgements wait for answers to share a write with. In
+the first, the task of a call may run after the receiver."""
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 """What Trio raises on a byte stream that leads nowhere any more."""
@@ -91,19 +98,21 @@ class Session(ABC):
         self.draining = False
         self.limits = limits
         self._stream = stream
+        self._prompt = stream if isinstance(stream, PromptStream) else None
         self._receiving = trio.CancelScope()
         self.idle_since = trio.current_time()
-        # the output: what was taken from the connection, its size with what is
-        # being sent included, and about how much there is to take
-        self._output: list[bytes] = []
+        # of the output: what was taken from the connection and not sent yet, and
+        # how much of that is being sent
+        self._left = b""
         self._unsent = 0
-        self._gathering = 0
         # who waits for it to grow and to shrink
         self._more = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         # a server lets its SETTINGS wait for the first bytes of the client, so
         # that they share a write with the first response
+        self._patience = 0 if client else PATIENCE_TURNS
         self._awake = client
+        self._sender_runs = False
         self._sending = False
         self._last_output = False
         self._lost = False
@@ -115,60 +124,77 @@ class Session(ABC):
 
     # output
 
-    def flush(self, added: int = 0) -> None:
-        """Have the connection's output sent in the sender's next turn.
-
-        Args:
-          added: bytes of messages that were just put into it.
-        """
-        self._gathering += added
+    def flush(self) -> None:
+        """Have the connection's output sent in the sender's next turn."""
         if not self._awake:
             self._awake = True
-            self._more.unpark()
+            if self._sender_runs:
+                self._more.unpark()
+            else:
+                self._receiving.cancel()  # the receiver starts it
+
+    def writable_now(self) -> bool:
+        """Whether the output is small enough to be added to."""
+        return self._unsent + self.http2.pending <= WRITE_PAUSE_BYTES
 
     async def writable(self) -> None:
-        """Wait until the output is small enough to be added to."""
-        while self._unsent + self._gathering > WRITE_PAUSE_BYTES:
+        """Wait until it is."""
+        while not self.writable_now():
             await self._room.park()
 
-    def _gather(self) -> None:
-        """Take the connection's output, and the measure of it."""
-        data = self.http2.data_to_send()
-        if data:
-            self._output.append(data)
-            self._unsent += len(data)
-            self._gathering = 0
+    def _send_now(self) -> None:
+        """Send what the stream takes at once; the sender does the rest, if any."""
+        if self._awake or self._prompt is None:
+            self.flush()
+            return
+        self._left += self.http2.data_to_send()
+        if self._left:
+            try:
+                sent = self._prompt.send_some(self._left)
+            except GONE:
+                sent = 0  # the sender will meet the same, and end the connection
+            self._left = self._left[sent:]
+            self._unsent = len(self._left)
+            if self._left:
+                self.flush()
+            elif self._room:
+                self._room.unpark_all()
 
     async def _send(self, connection_scope: trio.CancelScope) -> None:
         """Send what gathers until the last; a broken stream ends the connection."""
         while True:
             if not self._awake:
                 await self._more.park()
-            self._gather()
-            if not self._output:
+            data = self._left + self.http2.data_to_send()
+            if not data:
                 if self._last_output:
                     return
                 self._awake = False
                 continue
-            data = b"".join(self._output)
-            self._output.clear()
+            self._left = b""
+            self._unsent = len(data)
             self._sending = True
             try:
-                await self._stream.send_all(data)
+                sent = self._prompt.send_some(data) if self._prompt is not None else 0
+                if sent < len(data):
+                    await self._stream.send_all(data[sent:])
             except GONE:
+                # nothing more can be said, but what the peer said before it went
+                # may still be there to be read; then the receiver meets the end
                 self._lost = True
-                connection_scope.cancel()
+                connection_scope.deadline = trio.current_time() + FAREWELL_SECONDS
                 return
             self._sending = False
-            self._unsent -= len(data)
-            self._room.unpark_all()
+            self._unsent = 0
+            if self._room:
+                self._room.unpark_all()
 
     # input
 
     async def _receive(self, nursery: trio.Nursery) -> None:
         """Take what the peer sends, until there is a reason to stop."""
         while True:
-            while self._unsent > READ_PAUSE_BYTES:
+            while self._unsent + self.http2.pending > READ_PAUSE_BYTES:
                 await self._room.park()
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
@@ -185,21 +211,29 @@ class Session(ABC):
                 return
             for event in events:
                 self._handle(event, nursery)
-            # acknowledgements: measured here, and sent with the answers of the
-            # calls that have just begun, if these are quick
-            self._gather()
-            if self._output and not self._awake:
-                await trio.lowlevel.checkpoint()
-                self.flush()
+            if self.http2.pending and not self._awake:
+                # acknowledgements: sent with the answers of the calls that have
+                # just begun, if these are quick
+                for _ in range(self._patience):
+                    if self.calls:
+                        await trio.lowlevel.checkpoint()
+                self._send_now()
+
+    def _start_sender(self, nursery: trio.Nursery) -> None:
+        """Start it if it is needed now and does not run."""
+        if self._awake and not self._sender_runs:
+            self._sender_runs = True
+            nursery.start_soon(self._send, nursery.cancel_scope)
 
     async def _receive_patiently(self, nursery: trio.Nursery) -> None:
-        """Receive, with an eye on the clock and on orders to stop.
+        """Receive, with an eye on the clock, on orders to stop and on the output.
 
         The deadline is looked at when it expires and not moved at every call,
         which would cost each of them something.
         """
         started = trio.current_time()
         while self.calls or not self.draining:
+            self._start_sender(nursery)
             now = trio.current_time()
             if self.http2.peer_ready:
                 since = now if self.calls else self.idle_since
@@ -283,14 +317,15 @@ class Session(ABC):
         """
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send, nursery.cancel_scope)
                 await self._receive_patiently(nursery)
                 self.draining = True
                 if self._lost:
-                    nursery.cancel_scope.cancel()
+                    if self.calls or self._sender_runs:
+                        nursery.cancel_scope.cancel()
                 else:
                     self._last_output = True
                     self.flush()
+                    self._start_sender(nursery)
                     nursery.cancel_scope.deadline = (
                         trio.current_time() + FAREWELL_SECONDS
                     )
@@ -318,8 +353,11 @@ class Session(ABC):
         """
         del self.calls[call.id]
         call.acknowledge()
-        call.reset_nowait(code)
-        if not self.calls:
+        self.http2.reset(call.id, code)
+        if self.calls:
+            self.flush()
+        else:
+            self._send_now()
             self.idle_since = trio.current_time()
             if self.draining:
                 self._receiving.cancel()
@@ -330,12 +368,15 @@ class Session(ABC):
 
     async def _close(self) -> None:
         """Send what is left, if that can still make sense, and close."""
-        self._gather()
+        data = self._left + self.http2.data_to_send()
         try:
-            if self._output and not (self._sending or self._lost):
+            if data and not (self._sending or self._lost):
                 with trio.move_on_after(FAREWELL_SECONDS, shield=True):
-                    await self._stream.send_all(b"".join(self._output))
+                    await self._stream.send_all(data)
         except GONE:
             pass
         finally:
-            await trio.aclose_forcefully(self._stream)
+            if self._prompt is not None:
+                self._prompt.close()
+            else:
+                await trio.aclose_forcefully(self._stream)

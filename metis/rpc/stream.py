@@ -24,12 +24,16 @@ class Carrier(Protocol):
     http2: Connection
     starved: set[CallStream]
     messages_received: int
+    messages_sent: int
 
-    def flush(self, added: int = 0) -> None:
+    def flush(self) -> None:
         """Have what was put into the output sent."""
 
+    def writable_now(self) -> bool:
+        """Whether the output may be added to."""
+
     async def writable(self) -> None:
-        """Wait until the output may be added to."""
+        """Wait until it may."""
 
     def release(self, call: CallStream, code: int) -> None:
         """Forget the call."""
@@ -133,11 +137,12 @@ class CallStream:
     def acknowledge(self) -> None:
         """Give the window of all that was received back to the peer."""
         if self._unacknowledged:
-            self.connection.http2.acknowledge(
-                self.id, self._unacknowledged, ended=self.ended
-            )
+            http2 = self.connection.http2
+            before = http2.pending
+            http2.acknowledge(self.id, self._unacknowledged, ended=self.ended)
             self._unacknowledged = 0
-            self.connection.flush()
+            if http2.pending > before:
+                self.connection.flush()
 
     async def send_headers(
         self,
@@ -164,7 +169,7 @@ class CallStream:
           GRPCError: RESOURCE_EXHAUSTED, it is larger than the limit.
           StreamTerminatedError: the stream is closed.
         """
-        check_size("the", len(data) - PREFIX_BYTES, self._limit)
+        self.check_sendable(data)
         session = self.connection
         rest = memoryview(data)
         try:
@@ -173,16 +178,38 @@ class CallStream:
                 window = session.http2.sendable(self.id)
                 if window >= len(rest):
                     session.http2.send_data(self.id, rest, end=end_stream)
-                    session.flush(len(rest))
+                    session.flush()
                     return
                 if window:
                     session.http2.send_data(self.id, rest[:window])
-                    session.flush(window)
+                    session.flush()
                     rest = rest[window:]
                 else:
                     await self._more_window()
         except StreamClosed as exc:
             self._refuse(exc)
+
+    def check_sendable(self, data: bytes) -> None:
+        """Refuse a message, with its prefix, that no peer would take.
+
+        Raises:
+          GRPCError: RESOURCE_EXHAUSTED, it is larger than the limit.
+        """
+        check_size("the", len(data) - PREFIX_BYTES, self._limit)
+
+    def reply_nowait(self, head: bytes, body: bytes, trailers: bytes) -> bool:
+        """Send a whole response if nothing has to be waited for.
+
+        See `Connection.send_reply`; False when something has to, or when the client
+        has not said all yet. It leaves when the call is released, which has to
+        follow at once.
+        """
+        session = self.connection
+        return (
+            self.ended
+            and session.writable_now()
+            and session.http2.send_reply(self.id, head, body, trailers)
+        )
 
     async def _more_window(self) -> None:
         starved = self.connection.starved

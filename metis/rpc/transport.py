@@ -24,6 +24,7 @@ from metis.errors import AddressInUse, TransportError
 from metis.rpc.memory import MemoryStream, memory_stream_pair
 from metis.rpc.peers import Doorkeeper
 from metis.rpc.socket_file import SocketFile
+from metis.rpc.socket_stream import SocketStream
 
 BACKLOG = 4096
 """Connections that the kernel may queue for a listener.
@@ -92,34 +93,57 @@ class Transport(ABC):
         return contextlib.nullcontext()
 
 
-class _SocketListener(Listener):
-    """Trio's own listener on a socket, with an address and something to undo.
+class _UnixListener(Listener):
+    """A listening Unix socket, and something to undo.
 
     Whoever the doorkeeper does not admit is gone before anybody hears of it.
     """
 
     def __init__(
         self,
-        listener: trio.SocketListener,
+        sock: socket.socket,
         address: str,
         undo: contextlib.ExitStack,
-        doorkeeper: Doorkeeper | None = None,
+        doorkeeper: Doorkeeper,
     ) -> None:
         self.address = address
-        self._listener = listener
+        self._socket = sock
         self._undo = undo
         self._doorkeeper = doorkeeper
 
-    async def accept(self) -> trio.SocketStream:
+    async def accept(self) -> SocketStream:
         while True:
-            stream = await self._listener.accept()
-            if self._doorkeeper is None or self._doorkeeper.admits(stream.socket):
-                return stream
-            stream.socket.close()
+            if self._socket.fileno() < 0:
+                raise trio.ClosedResourceError("this listener is closed")
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                continue  # the client has gone again
+            if self._doorkeeper.admits(sock):
+                return SocketStream(sock)
+            sock.close()
 
     async def aclose(self) -> None:
         with self._undo:
-            await self._listener.aclose()
+            if self._socket.fileno() >= 0:
+                trio.lowlevel.notify_closing(self._socket)
+                self._socket.close()
+        await trio.lowlevel.checkpoint()
+
+
+class _TcpListener(Listener):
+    """Trio's own listener, with an address."""
+
+    def __init__(self, listener: trio.SocketListener, address: str) -> None:
+        self.address = address
+        self._listener = listener
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
 
 
 class UnixTransport(Transport):
@@ -169,9 +193,9 @@ class UnixTransport(Transport):
                 sock.listen(BACKLOG)
             except OSError as exc:
                 raise self._file.error("listen on", exc) from exc
-            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+            sock.setblocking(False)
             doorkeeper = Doorkeeper(self.path, self.allowed_uids)
-            return [_SocketListener(listener, self.path, undo.pop_all(), doorkeeper)]
+            return [_UnixListener(sock, self.path, undo.pop_all(), doorkeeper)]
 
     def claim(self) -> AbstractContextManager[None]:
         """Hold the lock of the path; see `Transport.claim`."""
@@ -190,7 +214,7 @@ class UnixTransport(Transport):
             if code:
                 raise self._file.error("connect to", OSError(code, os.strerror(code)))
             undo.pop_all()
-            return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            return SocketStream(sock)
 
 
 class TcpTransport(Transport):
@@ -233,11 +257,7 @@ class TcpTransport(Transport):
             kind = AddressInUse if exc.errno == errno.EADDRINUSE else TransportError
             raise kind(f"cannot listen on {self._place()}: {exc.strerror}") from exc
         return [
-            _SocketListener(
-                listener,
-                self._place(listener.socket.getsockname()[1]),
-                contextlib.ExitStack(),
-            )
+            _TcpListener(listener, self._place(listener.socket.getsockname()[1]))
             for listener in opened
         ]
 

@@ -31,6 +31,9 @@ MAX_VARINT_BYTES = 10
 
 TWO_TO_64 = 1 << 64
 
+SMALL = tuple(bytes((number,)) for number in range(0x80))
+"""The varints of one byte, which nearly all of them are."""
+
 Read = Callable[[Any], Any]
 """Makes a value of what the wire has: a number for VARINT, else bytes."""
 
@@ -55,6 +58,10 @@ class _Shape(Enum):
     MAP = auto()
 
 
+_SINGLE = _Shape.SINGLE
+"""At hand: an attribute of an enumeration takes its time."""
+
+
 class _Field(NamedTuple):
     name: str
     tag: int
@@ -67,7 +74,7 @@ class _Field(NamedTuple):
 def _varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
     """The number at `pos`, and where what follows it begins."""
     if pos < end and data[pos] < 0x80:
-        return data[pos], pos + 1  # nearly all of them
+        return data[pos], pos + 1
     value = shift = 0
     for index in range(pos, min(end, pos + MAX_VARINT_BYTES)):
         byte = data[index]
@@ -80,7 +87,7 @@ def _varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
 
 def _write_varint(value: int) -> bytes:
     if 0 <= value < 0x80:
-        return bytes((value,))
+        return SMALL[value]
     if not -TWO_TO_64 // 2 <= value < TWO_TO_64:
         raise ValueError(f"{value} does not fit into 64 bits")
     value %= TWO_TO_64
@@ -93,15 +100,12 @@ def _write_varint(value: int) -> bytes:
 
 
 def _write_bytes(value: bytes) -> bytes:
-    return _write_varint(len(value)) + value
+    size = len(value)
+    return (SMALL[size] if size < 0x80 else _write_varint(size)) + value
 
 
 def _write_text(value: str) -> bytes:
     return _write_bytes(value.encode())
-
-
-def _read_text(data: bytes) -> str:
-    return str(data, "utf-8")
 
 
 def _signed(bits: int) -> Read:
@@ -126,7 +130,7 @@ def _fixed(code: str) -> _Kind:
 
 
 _KINDS = {
-    betterproto2.TYPE_STRING: _Kind(LENGTH, _read_text, _write_text),
+    betterproto2.TYPE_STRING: _Kind(LENGTH, bytes.decode, _write_text),
     betterproto2.TYPE_BYTES: _Kind(LENGTH, bytes, _write_bytes),
     betterproto2.TYPE_BOOL: _Kind(VARINT, bool, _write_varint),
     betterproto2.TYPE_INT32: _Kind(VARINT, _signed(32), _write_varint),
@@ -195,16 +199,35 @@ def _fields_of(message_type: Any) -> tuple[tuple[_Field, bytes], ...]:
 
 
 @functools.cache
-def _fields_by_tag(message_type: Any) -> dict[int, _Field]:
-    """The fields of a message type by number and wire type together."""
+def _readers_of(message_type: Any) -> dict[int, tuple[str, _Shape, Read, _Kind]]:
+    """How to read the fields of a message type, by number and wire type together."""
     by_tag = {}
     for field, _ in _fields_of(message_type):
-        by_tag[field.tag] = field
+        kind = field.kind
+        by_tag[field.tag] = (field.name, field.shape, kind.read, kind)
         if field.shape is _Shape.PACKED:
             # a list of numbers may come one by one as well
-            tag = field.tag & ~7 | field.kind.wire_type
-            by_tag[tag] = field._replace(shape=_Shape.REPEATED)
+            tag = field.tag & ~7 | kind.wire_type
+            by_tag[tag] = (field.name, _Shape.REPEATED, kind.read, kind)
     return by_tag
+
+
+@functools.cache
+def _writers_of(
+    message_type: Any,
+) -> tuple[tuple[str, bytes, _Shape, bool, Write, type[Any]], ...]:
+    """How to write the fields of a message type, in order."""
+    return tuple(
+        (
+            field.name,
+            tag,
+            field.shape,
+            field.has_presence,
+            field.kind.write,
+            field.value_class,
+        )
+        for field, tag in _fields_of(message_type)
+    )
 
 
 def encode(message: Any) -> bytes:
@@ -213,21 +236,23 @@ def encode(message: Any) -> bytes:
     Raises:
       Exception: a field holds what its type does not allow; of various kinds.
     """
-    message_type: Any = type(message)
     parts = []
-    for (name, _, shape, kind, value_class, presence), tag in _fields_of(message_type):
+    message_type: Any = type(message)
+    for name, tag, shape, presence, write, value_class in _writers_of(message_type):
         value = getattr(message, name)
+        # a message is not asked whether it is empty: it would look at all its fields
         if value is None or not (presence or value):
             continue
-        if shape is _Shape.SINGLE:
-            parts.append(tag + kind.write(value))
+        if shape is _SINGLE:
+            parts.append(tag)
+            parts.append(write(value))
         elif shape is _Shape.REPEATED:
-            parts += [tag + kind.write(item) for item in value]
+            parts += [tag + write(item) for item in value]
         elif shape is _Shape.PACKED:
-            parts.append(tag + _write_bytes(b"".join(map(kind.write, value))))
+            parts.append(tag + _write_bytes(b"".join(map(write, value))))
         else:
             entries = [value_class(key=k, value=v) for k, v in value.items()]
-            parts += [tag + kind.write(entry) for entry in entries]
+            parts += [tag + write(entry) for entry in entries]
     return b"".join(parts)
 
 
@@ -238,25 +263,37 @@ def decode(data: bytes, message_type: Any) -> Any:
       ValueError: they are no such message: what is wrong, and in which field.
         UnicodeDecodeError is one, for a text that is not UTF-8.
     """
-    fields = _fields_by_tag(message_type)
+    readers = _readers_of(message_type)
     values: dict[str, Any] = {}
     pos, end = 0, len(data)
     while pos < end:
-        tag, pos = _varint(data, pos, end)
-        raw, pos = _value(data, pos, end, tag)
-        field = fields.get(tag)
-        if field is None:
+        tag = data[pos]
+        if tag < 0x80:
+            pos += 1
+        else:
+            tag, pos = _varint(data, pos, end)
+        # nearly all fields are texts and messages of less than 128 bytes
+        if tag & 7 == LENGTH and pos < end and (size := data[pos]) < 0x80:
+            start = pos + 1
+            pos = start + size
+            if pos > end:
+                raise ValueError(f"field {tag >> 3} is cut off")
+            raw: Any = data[start:pos]
+        else:
+            raw, pos = _value(data, pos, end, tag)
+        reader = readers.get(tag)
+        if reader is None:
             _check_unknown(tag, message_type)
             continue
-        name, _, shape, kind, _, _ = field
-        if shape is _Shape.SINGLE:
-            values[name] = kind.read(raw)
+        name, shape, read, kind = reader
+        if shape is _SINGLE:
+            values[name] = read(raw)
         elif shape is _Shape.REPEATED:
-            values.setdefault(name, []).append(kind.read(raw))
+            values.setdefault(name, []).append(read(raw))
         elif shape is _Shape.PACKED:
-            values.setdefault(name, []).extend(map(kind.read, _unpack(raw, kind)))
+            values.setdefault(name, []).extend(map(read, _unpack(raw, kind)))
         else:
-            entry = kind.read(raw)
+            entry = read(raw)
             values.setdefault(name, {})[entry.key] = entry.value
     return message_type(**values)
 

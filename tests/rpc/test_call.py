@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -312,6 +313,65 @@ async def test_metadata_goes_both_ways() -> None:
     assert seen == metadata
     assert dict(stream.initial_metadata) == {"x-first": "1", "x-bin": b"\0\1"}
     assert dict(stream.trailing_metadata) == {"x-last-bin": b"\xff" * 5}
+
+
+class Collector(Chat):
+    """Answers a stream of requests with one message, by hand."""
+
+    def __init__(self, then: Callable[[Stream[Any, Any]], Awaitable[None]]) -> None:
+        super().__init__()
+        self._then = then
+
+    async def collect(self, stream: Stream[Any, Any]) -> None:
+        await stream.recv_message()
+        await self._then(stream)
+
+
+async def test_a_handler_that_fails_after_its_one_message_sends_the_status_alone() -> (
+    None
+):
+    async def then(stream: Stream[Any, Any]) -> None:
+        await stream.send_message(answer("x"))
+        raise GRPCError(Status.ABORTED, "after all")
+
+    async with serving(Collector(then)) as transport, raw_client(transport) as client:
+        got = await client.ask(replaced(":path", COLLECT))
+    assert (got.status, got.message, got.data) == ("10", "after all", b"")
+
+
+async def test_one_message_may_have_metadata_before_and_after_it() -> None:
+    async def after(stream: Stream[Any, Any]) -> None:
+        await stream.send_message(answer("x"))
+        await stream.send_trailing_metadata(metadata={"x-last": "2"})
+
+    async def before(stream: Stream[Any, Any]) -> None:
+        await stream.send_initial_metadata(metadata={"x-first": "1"})
+        await stream.send_message(answer("x"))
+
+    for then, first, last in (
+        (after, {}, {"x-last": "2"}),
+        (before, {"x-first": "1"}, {}),
+    ):
+        async with connected(Collector(then)) as channel:
+            async with chat(channel, COLLECT) as stream:
+                await stream.send_message(request(), end=True)
+                assert text_of(await stream.recv_message()) == "x"
+            assert dict(stream.initial_metadata) == first
+            assert dict(stream.trailing_metadata) == last
+
+
+async def test_two_messages_where_one_belongs_are_internal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def then(stream: Stream[Any, Any]) -> None:
+        await stream.send_message(answer("x"))
+        await stream.send_message(answer("y"))
+
+    async with connected(Collector(then)) as channel:
+        with pytest.raises(GRPCError) as caught:
+            await collect(channel)
+    assert caught.value.status is Status.INTERNAL
+    assert "already sent" in caplog.text
 
 
 async def test_a_handler_may_end_a_call_before_its_client_does() -> None:

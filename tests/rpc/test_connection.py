@@ -13,13 +13,15 @@ from metis.rpc.connection import (
     UNKNOWN_PEER_CALLS,
     Connection,
     ConnectionFailed,
+    StreamClosed,
+)
+from metis.rpc.events import (
     DataReceived,
     Event,
     GoAwayReceived,
     RequestReceived,
     ResponseReceived,
     SettingsReceived,
-    StreamClosed,
     StreamReset,
     TrailersReceived,
     WindowOpened,

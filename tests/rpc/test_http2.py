@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from metis.rpc.connection import Connection, ConnectionFailed
 from metis.rpc.http2 import (
-    MAX_FRAME_BYTES,
     ErrorCode,
-    FrameGuard,
     PeerSettings,
     ResponseEncoder,
     SettingCode,
@@ -22,50 +20,6 @@ from metis.rpc.http2 import (
 from tests.rpc.raw import EMPTY_SETTINGS, PREFACE, frame
 
 HEADERS, SETTINGS, CONTINUATION = 1, 4, 9
-
-
-def verdict(data: bytes, piece: int, preface: int = 0) -> int | None:
-    guard = FrameGuard(preface, max_header_block=1000)
-    for start in range(0, len(data), piece):
-        code = guard.check(data[start : start + piece])
-        if code is not None:
-            return code
-    return None
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 900)), max_size=8),
-    st.integers(1, 2000),
-    st.booleans(),
-)
-def test_frames_within_the_bounds_pass_whatever_the_pieces(
-    frames: list[tuple[int, int]], piece: int, preface: bool
-) -> None:
-    data = PREFACE if preface else b""
-    for kind, length in frames:
-        kind = 0 if kind == CONTINUATION else kind
-        data += frame(kind, 0, 1, bytes(length))
-    assert verdict(data, piece, len(PREFACE) if preface else 0) is None
-
-
-@pytest.mark.parametrize("piece", [1, 3, 7, 100_000])
-@pytest.mark.parametrize("before", [0, 1, 5])
-def test_a_frame_too_long_is_known_by_its_header_alone(piece: int, before: int) -> None:
-    data = frame(6, 0, 0, bytes(8)) * before
-    long = frame(0, 0, 1, bytes(MAX_FRAME_BYTES + 1))
-    assert verdict(data + long[:9], piece) == ErrorCode.FRAME_SIZE_ERROR
-    assert verdict(data + long[:8], piece) is None
-    longest = frame(0, 0, 1, bytes(MAX_FRAME_BYTES))
-    assert verdict(data + longest + data, piece) is None
-
-
-@pytest.mark.parametrize("piece", [1, 100_000])
-def test_a_header_block_counts_with_its_continuations(piece: int) -> None:
-    start = frame(HEADERS, 0, 1, bytes(500))
-    more = frame(CONTINUATION, 0, 1, bytes(250))
-    assert verdict(start + 2 * more, piece) is None
-    assert verdict(start + 3 * more, piece) == ErrorCode.ENHANCE_YOUR_CALM
-    assert verdict((start + 2 * more) * 3, piece) is None
 
 
 def test_an_endless_frame_ends_the_connection_before_it_is_kept() -> None:

@@ -360,14 +360,16 @@ class Counting(MemoryTransport):
         accept = listener.accept
 
         async def counting() -> Any:
-            stream = await accept()
-            send_all = stream.send_all
+            stream: Any = await accept()
+            send_some = stream.send_some
 
-            async def send(data: bytes) -> None:
+            def send(data: bytes) -> int:
                 self.writes.append(bytes(data))
-                await send_all(data)
+                sent = send_some(data)
+                assert sent == len(data)  # or `send_all` would send the rest
+                return int(sent)
 
-            stream.send_all = send  # type: ignore[method-assign, assignment]
+            stream.send_some = send
             return stream
 
         listener.accept = counting  # type: ignore[method-assign]
@@ -394,6 +396,15 @@ async def test_a_connection_made_for_one_call_is_answered_in_one_write() -> None
         client.h2.initiate_connection()
         assert (await client.ask()).status == "0"
         assert len(transport.writes) == 1
+
+
+async def test_calls_one_after_another_have_no_need_of_a_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("metis.rpc.server.ServerSession._send", None)
+    async with serving(Ipam()) as transport, raw_client(transport) as client:
+        for _ in range(3):
+            assert (await client.ask()).status == "0"
 
 
 async def test_a_server_answers_a_client_that_waits_for_its_settings() -> None:

@@ -419,10 +419,10 @@ def test_of_servers_that_start_at_once_over_a_dead_socket_one_wins(
     ]
     for process in processes:
         process.start()
-    outcomes = sorted(results.get(timeout=30) for _ in processes)
+    outcomes = sorted(results.get(timeout=120) for _ in processes)
     go.set()
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=120)
     results.close()
     assert outcomes == ["lost", "lost", "lost", "won"]
 
