@@ -11,7 +11,7 @@ import enum
 import functools
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metis.errors import InvalidRequest
 
@@ -59,12 +59,40 @@ class CIDRBlock:
       family: its address family.
       first: the network address as an integer.
       prefix_length: bits of the network part.
+      size: how many addresses it has, reserved ones included. This and what follows
+        is worked out once, because most calls need it.
+      gateway: the one reported to a pod of this block (the original's contract): the
+        first address after the network address, or a link-local one for blocks too
+        small to set one aside.
+      reserved_offsets: where the addresses stand that no pod may ever get. In blocks
+        of RESERVE_FROM_SIZE addresses or more: the network address (in IPv6 the
+        subnet-router anycast, RFC 4291 section 2.6.1), the gateway, and in IPv4 the
+        broadcast address.
     """
 
     cidr: str
     family: Family
     first: int
     prefix_length: int
+    size: int = field(init=False, compare=False, repr=False)
+    gateway: str = field(init=False, compare=False, repr=False)
+    reserved_offsets: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        is_ipv4 = self.family is Family.IPV4
+        size = 1 << (self.family.bits - self.prefix_length)
+        reserved: tuple[int, ...] = ()
+        if size >= RESERVE_FROM_SIZE:
+            gateway = self.address_at(1)
+            reserved = (0, 1, size - 1) if is_ipv4 else (0, 1)
+        else:
+            gateway = LINK_LOCAL_GATEWAY_IPV4 if is_ipv4 else LINK_LOCAL_GATEWAY_IPV6
+        for name, value in (
+            ("size", size),
+            ("gateway", gateway),
+            ("reserved_offsets", reserved),
+        ):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def parse(cls, text: str, family: Family | None = None) -> CIDRBlock:
@@ -102,27 +130,9 @@ class CIDRBlock:
             )
 
     @property
-    def size(self) -> int:
-        """How many addresses the block has, reserved ones included."""
-        return 1 << (self.family.bits - self.prefix_length)
-
-    @property
     def total_ips(self) -> int:
         """`size`, bounded to what the database can hold."""
         return min(self.size, MAX_TOTAL_IPS)
-
-    @property
-    def gateway(self) -> str:
-        """The gateway reported to a pod of this block (the original's contract).
-
-        The first address after the network address, or a link-local address
-        for blocks too small to set one aside.
-        """
-        if self.size >= RESERVE_FROM_SIZE:
-            return self.address_at(1)
-        if self.family is Family.IPV4:
-            return LINK_LOCAL_GATEWAY_IPV4
-        return LINK_LOCAL_GATEWAY_IPV6
 
     def address_at(self, offset: int) -> str:
         """The address `offset` places after the network address, as text."""
@@ -135,19 +145,6 @@ class CIDRBlock:
         except ValueError:
             return None
         return offset if 0 <= offset < self.size else None
-
-    @property
-    def reserved_offsets(self) -> tuple[int, ...]:
-        """Where the addresses stand that no pod may ever get.
-
-        In blocks of RESERVE_FROM_SIZE addresses or more: the network address
-        (in IPv6 the subnet-router anycast, RFC 4291 section 2.6.1), the
-        gateway, and in IPv4 the broadcast address.
-        """
-        size = self.size
-        if size < RESERVE_FROM_SIZE:
-            return ()
-        return (0, 1, size - 1) if self.family is Family.IPV4 else (0, 1)
 
     def is_reserved(self, offset: int) -> bool:
         """Whether no pod may ever get the address at `offset`."""

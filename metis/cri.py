@@ -27,17 +27,14 @@ from metis.errors import sole_error
 from metis.rpc.channel import open_channel
 from metis.rpc.limits import MIB, Limits
 from metis.rpc.transport import Transport
-from metis.verdicts import Sandboxes
+from metis.verdicts import LISTS_NOBODY, Sandboxes
 
 CRI_SECONDS = 10.0
 """Until the runtime must have answered everything, in seconds. It needs a
 millisecond a question; a loaded node may take a thousand times that."""
 
-EMPTY = "the runtime lists no container at all"
-"""Why a list without an entry tells nothing: it is that of a node without pods, too."""
-
 MOST_ASKED = 1000
-"""Most containers that are asked for by name in a round, one after the other: about
+"""Most containers that are asked for by name at once, one after the other: about
 a second. A node has a hundred pods, and the rest has its turn in the next rounds."""
 
 LIMITS = Limits(max_message_bytes=16 * MIB)
@@ -61,7 +58,7 @@ async def ask_runtime(transport: Transport, suspects: Collection[str]) -> Sandbo
                 stub = RuntimeServiceStub(channel)
                 answer = await stub.list_pod_sandbox(ListPodSandboxRequest())
                 named |= {one.id for one in answer.items if one.id}
-                silence = "" if named else EMPTY
+                silence = "" if named else LISTS_NOBODY
                 asked = sorted(set(suspects) - named) if named else []
                 for container_id in asked[:MOST_ASKED]:
                     match await _has(stub, container_id):

@@ -141,8 +141,7 @@ class Engine:
         under_way = self._calls.setdefault(owner, [])
         under_way.append(call)
         try:
-            with call.scope:
-                served = await self._allocate(call)
+            served = await self._allocate(call)
             if not call.is_over:
                 return served
         finally:
@@ -311,11 +310,17 @@ class Engine:
         return EngineStatistics(waiting)
 
     def _announce_all(self, network: str, released: Sequence[Allocation]) -> None:
+        if not self._lines:
+            return
         for family in {allocation.family for allocation in released}:
             self.announce(network, family)
 
     async def _allocate(self, call: Call) -> tuple[Allocation, ...]:
-        """Allocate at once, or in turn when others wait or nothing is free."""
+        """Allocate at once, or in turn when others wait or nothing is free.
+
+        A call that need not wait is not withdrawn when its owner is deleted: the DEL
+        is behind it in the store's queue, and takes back what it gets.
+        """
         missing = list(range(len(call.wanted)))
         if self._line_ahead(call, missing) is not None:
             missing = await self._missing(call)
@@ -330,7 +335,9 @@ class Engine:
                 if len(missing) > 1:
                     missing = await self._missing(call)
                 missing = [*{*missing, shortage.place}]
-        return await self._allocate_in_turn(call, missing, key)
+        with call.scope:
+            return await self._allocate_in_turn(call, missing, key)
+        return ()  # it is over
 
     async def _missing(self, call: Call) -> list[int]:
         """The entries that a call needs from the pool (rule 2)."""

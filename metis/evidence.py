@@ -36,10 +36,9 @@ from typing import TypeAlias
 
 import trio
 
-from metis.cri import EMPTY, ask_runtime
 from metis.model import Holding
 from metis.rpc.transport import Transport
-from metis.verdicts import Evidence, Namespaces, Sandboxes
+from metis.verdicts import LISTS_NOBODY, Evidence, Namespaces, Sandboxes
 
 log = logging.getLogger("metis.reclaim")
 
@@ -99,6 +98,9 @@ class Lookout:
         )
         sandboxes = Sandboxes(silence="no CRI socket is configured")
         if self.runtime is not None:
+            # Here, because without a socket of a runtime nobody needs its messages.
+            from metis.cri import ask_runtime
+
             suspects = {
                 holding.owner.container_id
                 for holding in holdings
@@ -114,7 +116,7 @@ class Lookout:
 
         Nothing is lost by it but evidence, so that nobody would notice otherwise.
         """
-        if not silence or silence == EMPTY:
+        if not silence or silence == LISTS_NOBODY:
             self.silences.clear()
         elif not self.silences:
             self.silences.add(silence)

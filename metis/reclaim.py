@@ -42,6 +42,10 @@ log = logging.getLogger("metis.reclaim")
 Look = Callable[[Collection[Holding]], Awaitable[Evidence]]
 """How evidence is taken about the owners of these holdings; `Lookout.look`."""
 
+READ_AT_ONCE = 2000
+"""Addresses that are read, looked at and judged before the next ones: all of a node.
+Of a hundred thousand, all at once would take 200 MB."""
+
 JUDGED_AT_ONCE = 500
 """Owners that are judged before other tasks have their turn: a few milliseconds."""
 
@@ -97,10 +101,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One owner: all that it holds, and the verdict on it."""
+    """One owner: all that it holds, the verdict on it, and as of when (stored time)."""
 
     holdings: tuple[Holding, ...]
     verdict: Verdict
+    taken_ms: int
 
     @property
     def owner(self) -> Owner:
@@ -139,7 +144,7 @@ class Reclaimer:
         while True:
             await trio.sleep(self._rules.interval)
             try:
-                await self.make_round()
+                await self._make_round(None, only_gone=True)
             except StoreError as error:
                 log.warning("a round of reclaim failed, the next will try: %s", error)
 
@@ -153,9 +158,9 @@ class Reclaimer:
           StoreError: the database failed.
         """
         async with self._one_at_a_time:
-            cases, taken_ms = await self._judge()
-            held_back = self._excess(self._due(cases, taken_ms), limit)
-            return Report(self._findings(cases, taken_ms), held_back)
+            cases = await self._judge()
+            held_back = self._excess(self._due(cases), limit)
+            return Report(self._findings(cases), held_back)
 
     async def make_round(self, limit: int | None = None) -> Report:
         """Look at the node once, and take back what has its two strikes.
@@ -167,47 +172,64 @@ class Reclaimer:
           StoreError: the database failed; what was taken back before stays so, and
             all else has its chance in the next round.
         """
+        return await self._make_round(limit)
+
+    async def _make_round(
+        self, limit: int | None, *, only_gone: bool = False
+    ) -> Report:
+        """Do what `make_round` says; with `only_gone` no others are in the report."""
         async with self._one_at_a_time:
-            cases, taken_ms = await self._judge()
+            cases = await self._judge(only_gone=only_gone)
             self._strikes = {
-                case.owner: self._strike(case, taken_ms)
-                for case in cases
-                if case.verdict.gone
+                case.owner: self._strike(case) for case in cases if case.verdict.gone
             }
             first = sum(strike.rounds == 1 for strike in self._strikes.values())
             if first:
                 log.info("owners are gone, for the first time", extra={"owners": first})
-            due = self._due(cases, taken_ms)
+            due = self._due(cases)
             held_back = self._excess(due, limit)
             if held_back:
                 log.warning("%s", held_back)
-                return Report(self._findings(cases, taken_ms), held_back)
-            findings = self._findings(cases, taken_ms)
+                return Report(self._findings(cases), held_back)
+            findings = self._findings(cases)
             taken = await self._take_back(due)
         went = {case.owner for case in due}
         return Report([_outcome(finding, went, taken) for finding in findings])
 
-    async def _judge(self) -> tuple[list[_Case], int]:
-        """The verdict on every owner, and when the evidence was taken."""
-        holdings = await self._store.holdings()
-        evidence = await self._look(holdings)
+    async def _judge(self, *, only_gone: bool = False) -> list[_Case]:
+        """The verdict on every owner, or on those that are gone."""
+        cases: list[_Case] = []
+        after = None
+        while True:
+            holdings, after = await self._store.holdings(after, READ_AT_ONCE)
+            # After it was read, so that whoever holds something is older.
+            evidence = await self._look(holdings)
+            cases += await self._cases(holdings, evidence, only_gone=only_gone)
+            if after is None:
+                return cases
+
+    async def _cases(
+        self, holdings: Iterable[Holding], evidence: Evidence, *, only_gone: bool
+    ) -> list[_Case]:
         grace_ms = round(self._rules.grace * 1000)
         cases: list[_Case] = []
-        for _, group in itertools.groupby(holdings, key=lambda one: one.owner):
-            if len(cases) % JUDGED_AT_ONCE == 0:
+        groups = itertools.groupby(holdings, key=lambda one: one.owner)
+        for number, (_, group) in enumerate(groups):
+            if number % JUDGED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             its = tuple(group)
             verdicts = [judge(holding, evidence, grace_ms) for holding in its]
             # One that is kept keeps all; they are of one interface.
             verdict = min(verdicts, key=lambda one: one.gone)
-            cases.append(_Case(its, verdict))
-        return cases, evidence.taken_ms
+            if verdict.gone or not only_gone:
+                cases.append(_Case(its, verdict, evidence.taken_ms))
+        return cases
 
-    def _strike(self, case: _Case, taken_ms: int) -> _Strike:
+    def _strike(self, case: _Case) -> _Strike:
         """The strike of an owner that is gone: one more, or the first."""
         had = self._standing(case)
         if had is None:
-            return _Strike(case.holdings, taken_ms, 1)
+            return _Strike(case.holdings, case.taken_ms, 1)
         return replace(had, rounds=had.rounds + 1)
 
     def _standing(self, case: _Case) -> _Strike | None:
@@ -215,7 +237,7 @@ class Reclaimer:
         had = self._strikes.get(case.owner)
         return had if had is not None and had.holdings == case.holdings else None
 
-    def _due(self, cases: Iterable[_Case], taken_ms: int) -> list[_Case]:
+    def _due(self, cases: Iterable[_Case]) -> list[_Case]:
         """Those who were gone an interval ago, too."""
         interval_ms = round(self._rules.interval * 1000)
         due = []
@@ -223,7 +245,7 @@ class Reclaimer:
             had = self._standing(case)
             if not case.verdict.gone or had is None:
                 continue
-            if taken_ms - had.since_ms >= max(interval_ms, 1):
+            if case.taken_ms - had.since_ms >= max(interval_ms, 1):
                 due.append(case)
         return due
 
@@ -241,7 +263,7 @@ class Reclaimer:
             f"are gone indeed, 'metis reclaim --limit {number}' lets them go"
         )
 
-    def _findings(self, cases: Iterable[_Case], taken_ms: int) -> list[Finding]:
+    def _findings(self, cases: Iterable[_Case]) -> list[Finding]:
         interval_ms = round(self._rules.interval * 1000)
         findings = []
         for case in cases:
@@ -252,7 +274,7 @@ class Reclaimer:
                 strikes, wait_ms = 0, interval_ms
             else:
                 strikes = had.rounds
-                wait_ms = max(had.since_ms + interval_ms - taken_ms, 0)
+                wait_ms = max(had.since_ms + interval_ms - case.taken_ms, 0)
             findings += [
                 Finding(holding, case.verdict, strikes, wait_ms)
                 for holding in case.holdings

@@ -37,6 +37,9 @@ from metis.model import Holding
 LONGEST_SHOWN = 200
 """Most characters of a path in a reason, which goes into logs and the history."""
 
+LISTS_NOBODY = "the runtime lists no container at all"
+"""Why a list without an entry tells nothing: it is that of a node without pods, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sandboxes:

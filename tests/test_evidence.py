@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from grpclib import GRPCError, Status
+from trio.testing import MockClock
 
-from metis import evidence
-from metis.evidence import LOOKERS, MOST_DIRECTORIES, Lookout, look_at_namespaces
+from metis.evidence import (
+    LOOK_SECONDS,
+    LOOKERS,
+    MOST_DIRECTORIES,
+    Lookout,
+    look_at_namespaces,
+)
 from metis.model import Family, Holding, Owner, Pod
 from metis.verdicts import Namespaces
 from tests.runtime import FakeRuntime, running
@@ -168,39 +175,52 @@ async def test_so_many_directories_are_looked_at_and_no_more(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], threading.Event]:
-    """Let opening what is below a path hang until the event is set."""
+def hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], tuple[threading.Semaphore, threading.Event]]:
+    """Let opening what is below a path hang, and tell so, until the event is set."""
     opened = os.open
 
-    def install(below: str) -> threading.Event:
-        released = threading.Event()
+    def install(below: str) -> tuple[threading.Semaphore, threading.Event]:
+        hanging, released = threading.Semaphore(0), threading.Event()
 
         def open_(path: str, *args: int, **kwargs: int) -> int:
             if str(path).startswith(below):
-                released.wait(30)
+                hanging.release()
+                released.wait(120)
             return opened(path, *args, **kwargs)
 
         monkeypatch.setattr(os, "open", open_)
-        return released
+        return hanging, released
 
     return install
 
 
 async def test_a_mount_that_hangs_holds_up_nobody_and_keeps_one_thread(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    hang: Callable[[str], threading.Event],
+    hang: Callable[[str], tuple[threading.Semaphore, threading.Event]],
+    mock_clock: MockClock,
 ) -> None:
-    monkeypatch.setattr(evidence, "LOOK_SECONDS", 0.5)
     (tmp_path / "here").touch()
     hung, here = str(tmp_path / "hung" / "a"), str(tmp_path / "here")
-    released = hang(str(tmp_path / "hung"))
+    hanging, released = hang(str(tmp_path / "hung"))
     lookers = trio.CapacityLimiter(LOOKERS)
+
+    async def let_time_pass(number: int) -> None:
+        """Once one more hangs, and the other has been looked at."""
+        await trio.to_thread.run_sync(hanging.acquire)
+        await trio.testing.wait_all_tasks_blocked()
+        while lookers.borrowed_tokens > number:
+            await trio.lowlevel.checkpoint()
+        mock_clock.jump(LOOK_SECONDS)
+
     try:
         for number in range(1, 3):
-            seen = await look_at_namespaces([hung, here], lookers, set())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(let_time_pass, number)
+                seen = await look_at_namespaces([hung, here], lookers, set())
             assert seen == Namespaces(
-                frozenset({here}), untold={hung: "no answer within 0.5 s"}
+                frozenset({here}), untold={hung: "no answer within 5 s"}
             )
             assert lookers.borrowed_tokens == number
     finally:

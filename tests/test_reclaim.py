@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from metis import reclaim
 from metis.engine import COLLECTED_AT_ONCE, Engine
 from metis.errors import StoreBusy, StoreUnavailable
 from metis.evidence import Lookout
@@ -154,6 +155,34 @@ async def test_fifty_lost_containers_of_sixty_are_freed_and_the_others_kept(
     assert told["pod"] == "shop/pod-c1"
     assert told["reason"] == "its network namespace /run/netns/c1 is gone"
     assert lines[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+async def test_of_many_owners_some_are_read_looked_at_and_judged_at_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(reclaim, "READ_AT_ONCE", at_once)
+    looks: list[int] = []
+    async with open_node() as node:
+        look = node.look
+
+        async def counted(holdings: Collection[Holding]) -> Evidence:
+            looks.append(len(holdings))
+            await trio.sleep(1)
+            return await look(holdings)
+
+        node.reclaimer = Reclaimer(node.engine, node.store, RULES, counted)
+        await node.add(*(f"c{number}" for number in range(7)))
+        node.alive = {"c0", "c3", "c6"}
+        await trio.sleep(PAST_GRACE)
+        explained = await node.reclaimer.explain()
+        assert len(explained.findings) == 7
+        assert max(looks) <= max(at_once, 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.reclaimer.run)
+            await trio.sleep(2.5 * RULES.interval + 2 * len(looks))
+            nursery.cancel_scope.cancel()
+        assert node.owners == node.alive
 
 
 async def test_the_first_round_comes_after_an_interval(

@@ -18,7 +18,8 @@ import trio
 from metis.clock import Clock
 from metis.errors import StoreBusy
 from metis.store.arrival import Evidence
-from metis.store.database import Work, open_database
+from metis.store.database import open_database
+from metis.store.transactions import Work
 
 T = TypeVar("T")
 

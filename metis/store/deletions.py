@@ -22,8 +22,10 @@ minutes, and nothing that they started then runs for three times as long."""
 MOST_RECORDS = 65_536
 """Most records: 70 DELs a second for RECORD_MS, and some 10 MiB."""
 
-_PRUNED_AT_ONCE = 4
-"""Oldest records that each new one looks at, so that their number shrinks."""
+_PRUNED_EVERY = 16
+_PRUNED_AT_ONCE = 32
+"""Of so many new records one looks at so many of the oldest: two each, so that their
+number shrinks."""
 
 
 def record(
@@ -42,21 +44,18 @@ def record(
     connection.execute(
         "INSERT OR REPLACE INTO metis_deleted_owners"
         " (network, container_id, interface_name, deleted_at)"
-        " SELECT ?1, ?2, ?3, max(?4, coalesce((SELECT deleted_at"
+        " VALUES (?1, ?2, ?3, max(?4, coalesce((SELECT deleted_at"
         " FROM metis_deleted_owners WHERE network = ?1 AND container_id = ?2"
-        " AND interface_name = ?3), 0))",
+        " AND interface_name = ?3), 0)))",
         (*key, deleted_at),
     )
-    connection.execute(
-        "DELETE FROM metis_deleted_owners WHERE id IN"
-        " (SELECT id FROM metis_deleted_owners ORDER BY id LIMIT ?)"
-        " AND (deleted_at < ? OR id <= ?)",
-        (
-            _PRUNED_AT_ONCE,
-            now_ms - RECORD_MS,
-            connection.last_insert_rowid() - MOST_RECORDS,
-        ),
-    )
+    if (latest := connection.last_insert_rowid()) % _PRUNED_EVERY == 0:
+        connection.execute(
+            "DELETE FROM metis_deleted_owners WHERE id IN"
+            " (SELECT id FROM metis_deleted_owners ORDER BY id LIMIT ?)"
+            " AND (deleted_at < ? OR id <= ?)",
+            (_PRUNED_AT_ONCE, now_ms - RECORD_MS, latest - MOST_RECORDS),
+        )
 
 
 def check(connection: apsw.Connection, owner: Owner, started_ms: int) -> None:

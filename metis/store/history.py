@@ -33,8 +33,10 @@ PAGE_SIZE = 500
 LATEST_MS = 2**63 - 1
 """The highest number that SQLite has."""
 
-_PRUNED_AT_ONCE = 4
-"""Oldest entries that each new one looks at, so that their number shrinks."""
+_PRUNED_EVERY = 16
+_PRUNED_AT_ONCE = 32
+"""Of so many new entries one looks at so many of the oldest: two each, so that their
+number shrinks."""
 
 RECORD_WHERE = """
 INSERT INTO metis_history (network, address, container_id, interface_name, pod_name,
@@ -129,16 +131,13 @@ def record(
         connection.execute(
             _RECORD_ONE, {"now_ms": now_ms, "reason": reason, "row_id": row_id}
         )
-        connection.execute(
-            "DELETE FROM metis_history WHERE id IN"
-            " (SELECT id FROM metis_history ORDER BY id LIMIT ?)"
-            " AND (ended_at < ? OR id <= ?)",
-            (
-                _PRUNED_AT_ONCE,
-                now_ms - KEPT_MS,
-                connection.last_insert_rowid() - MOST_ENTRIES,
-            ),
-        )
+        if (latest := connection.last_insert_rowid()) % _PRUNED_EVERY == 0:
+            connection.execute(
+                "DELETE FROM metis_history WHERE id IN"
+                " (SELECT id FROM metis_history ORDER BY id LIMIT ?)"
+                " AND (ended_at < ? OR id <= ?)",
+                (_PRUNED_AT_ONCE, now_ms - KEPT_MS, latest - MOST_ENTRIES),
+            )
 
 
 def select(

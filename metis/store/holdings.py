@@ -43,6 +43,15 @@ class Residence:
 
 NOWHERE = Residence()
 
+NOBODYS = """is_allocated = FALSE, container_id = NULL, interface_name = NULL,
+  pod_name = NULL, pod_namespace = NULL, allocated_at = NULL, given_at = NULL,
+  allocation_id = NULL, boot_id = NULL, netns_path = NULL"""
+"""What to SET of a row that is nobody's any more."""
+
+_TAKE_BACK = f"""
+UPDATE ip_addresses SET {NOBODYS}, release_at = ?, updated_at = ? WHERE id = ?
+"""  # noqa: S608  # made of constants
+
 
 def held_rows(connection: apsw.Connection, owner: Owner) -> list[Held]:
     """All that an owner holds, IPv4 first."""
@@ -150,12 +159,5 @@ def take_back(
     history.record(connection, now_ms, [row.row_id for row in rows], reason)
     for row in rows:
         claims.remember(connection, row.row_id, release_at)
-        connection.execute(
-            "UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL, "
-            "interface_name = NULL, pod_name = NULL, pod_namespace = NULL, "
-            "allocated_at = NULL, given_at = NULL, allocation_id = NULL, "
-            "boot_id = NULL, netns_path = NULL, "
-            "release_at = ?, updated_at = ? WHERE id = ?",
-            (release_at, now_ms, row.row_id),
-        )
+        connection.execute(_TAKE_BACK, (release_at, now_ms, row.row_id))
         seeding.count(connection, now_ms, row.block_id, -1)

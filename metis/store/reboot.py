@@ -17,6 +17,7 @@ from collections.abc import Callable
 import apsw
 
 from metis.store import history
+from metis.store.holdings import NOBODYS
 
 REBOOTED = "rebooted"
 """Reason of an end for the history."""
@@ -29,7 +30,7 @@ _NOTE_FORMER_OWNERS = f"""
 INSERT OR REPLACE INTO metis_former_owners
 SELECT id, container_id, coalesce(interface_name, ''), :now_ms, pod_name, pod_namespace
 FROM ip_addresses WHERE {_OF_A_FORMER_BOOT}
-"""  # noqa: S608  # as above
+"""  # noqa: S608  # made of constants
 
 _RECOUNT = f"""
 UPDATE cidr_blocks SET updated_at = :now_ms, allocated_ips = max(0, allocated_ips
@@ -38,10 +39,7 @@ UPDATE cidr_blocks SET updated_at = :now_ms, allocated_ips = max(0, allocated_ip
 """  # noqa: S608  # as above
 
 _RELEASE = f"""
-UPDATE ip_addresses SET is_allocated = FALSE, container_id = NULL,
-  interface_name = NULL, pod_name = NULL, pod_namespace = NULL, allocated_at = NULL,
-  given_at = NULL, allocation_id = NULL, boot_id = NULL, netns_path = NULL,
-  release_at = :now_ms, updated_at = :now_ms
+UPDATE ip_addresses SET {NOBODYS}, release_at = :now_ms, updated_at = :now_ms
 WHERE {_OF_A_FORMER_BOOT}
 """  # noqa: S608  # as above
 

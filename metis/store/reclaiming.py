@@ -17,7 +17,8 @@ Pure: synchronous functions of a connection, inside the caller's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import apsw
 
@@ -29,23 +30,63 @@ REASON = "reclaimed: {}"
 """Reason of an end for the history, with the evidence."""
 
 
-def read_holdings(connection: apsw.Connection, _: int) -> list[Holding]:
-    """Every address that somebody holds, by owner; a reader will do.
+Place: TypeAlias = tuple[str, str]
+"""Where a listing by owner has come to: a container id and an interface."""
+
+_FIRST: Place = ("", "")
+
+
+def read_holdings(
+    connection: apsw.Connection, _: int, after: Place | None, most: int
+) -> tuple[list[Holding], Place | None]:
+    """Addresses that somebody holds, by owner, with all that each of the owners holds.
 
     An owner that the original let in and that is none by our rules is left out,
     and so keeps what it has.
+
+    Args:
+      connection: a reader will do.
+      after: how far the last call came; None for the first.
+      most: addresses that are read at once. There are more where one owner has more.
+
+    Returns:
+      The addresses, and what to pass for the next ones; None when these are the last.
     """
-    rows = connection.execute(
+    after = after or _FIRST
+    while True:
+        rows = _rows(connection, after, most)
+        if len(rows) < most:
+            return _holdings(rows), None
+        cut = _place(rows[-1])  # there may be more of it
+        whole = [row for row in rows if _place(row) != cut]
+        if whole:
+            return _holdings(whole), _place(whole[-1])
+        most *= 2
+
+
+def _rows(connection: apsw.Connection, after: Place, most: int) -> list[Any]:
+    return connection.execute(
         "SELECT b.network, a.container_id, a.interface_name,"
         " coalesce(a.pod_name, ''), coalesce(a.pod_namespace, ''), b.ip_family,"
         " a.address, coalesce(a.allocation_id, ''), coalesce(a.allocated_at, 0),"
         " coalesce(a.boot_id, ''), coalesce(a.netns_path, '')"
         " FROM ip_addresses AS a"
         " CROSS JOIN cidr_blocks AS b ON b.id = a.cidr_block_id"
-        " WHERE a.container_id > '' AND a.interface_name > '' AND a.is_allocated = TRUE"
+        " WHERE (a.container_id, a.interface_name) > (?, ?)"
+        " AND a.container_id > '' AND a.interface_name > '' AND a.is_allocated = TRUE"
         " AND typeof(a.container_id) = 'text' AND typeof(a.interface_name) = 'text'"
         " ORDER BY a.container_id, a.interface_name, b.network, b.ip_family, a.id"
-    )
+        " LIMIT ?",
+        (*after, most),
+    ).fetchall()
+
+
+def _place(row: Sequence[Any]) -> Place:
+    return row[1], row[2]
+
+
+def _holdings(rows: Iterable[Any]) -> list[Holding]:
+    """Rows as values; without those of owners that are none."""
     found = []
     for network, container, interface, name, namespace, family, *rest in rows:
         try:

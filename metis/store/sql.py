@@ -49,6 +49,17 @@ DELETED = "deleted"
 GIVEN_BACK = "given back"
 """Reasons of an end for the history: a DEL, and an ADD that nobody waited for."""
 
+_IS_KNOWN = """
+SELECT EXISTS (SELECT 1 FROM ip_addresses
+    WHERE container_id = ?1 AND interface_name = ?2)
+  OR EXISTS (SELECT 1 FROM metis_former_owners
+    WHERE container_id = ?1 AND interface_name = ?2)
+  OR EXISTS (SELECT 1 FROM metis_deleted_owners
+    WHERE container_id = ?1 AND interface_name = ?2)
+"""
+"""Whether anything is known of an owner, on whatever network. As a rule there is
+nothing, and one look saves three."""
+
 
 def held(connection: apsw.Connection, owner: Owner) -> tuple[Allocation, ...]:
     """What an owner holds, whatever the state of its block; IPv4 first."""
@@ -96,9 +107,11 @@ def allocate(
         for longest.
     """
     _check_wanted(wanted)
-    if started_ms is not None:
+    key = (owner.container_id, owner.interface_name)
+    (is_known,) = connection.execute(_IS_KNOWN, key).fetchall()[0]
+    if is_known and started_ms is not None:
         deletions.check(connection, owner, started_ms)
-    rows = held_rows(connection, owner)
+    rows = held_rows(connection, owner) if is_known else []
     allocation_id = secrets.token_bytes(_ALLOCATION_ID_BYTES).hex()
     found: list[Allocation] = []
     shortages = []
@@ -108,9 +121,12 @@ def allocate(
             found.append(renew(connection, now_ms, row, allocation_id, residence))
             continue
         blocks = _blocks_for(connection, now_ms, owner.network, want)
-        picked = _claimed(
-            connection, now_ms, owner, blocks, want, pod if sticky else None
-        ) or _picked(connection, now_ms, owner.network, blocks, want)
+        picked = None
+        if is_known or sticky or want.address is not None:
+            picked = _claimed(
+                connection, now_ms, owner, blocks, want, pod if sticky else None
+            )
+        picked = picked or _picked(connection, now_ms, owner.network, blocks, want)
         if picked is None:
             shortages.append(shortage(connection, now_ms, owner.network, want, place))
         else:

@@ -8,7 +8,8 @@ after the commit:
   allocate, release, collect -> channel -> writer task -> Database.write -> answers
   held, usage, lists -> Database.read
 
-The queue and the task are those of `metis.store.writer`.
+The queue and the task are those of `metis.store.writer`, which spares a change that
+is alone the way to the task and back.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from metis.ranges import AddressSet
 from metis.store import garbage, history, reclaiming, sql, tables
 from metis.store.arrival import Evidence
 from metis.store.blocks import add_block
-from metis.store.database import Work, open_database
+from metis.store.database import open_database
 from metis.store.holdings import Residence
+from metis.store.transactions import Work
 from metis.store.usage import capacity, usage
 from metis.store.writer import (
     Damage,
@@ -255,13 +257,17 @@ class Store:
             )
         )
 
-    async def holdings(self) -> list[Holding]:
-        """Every address that somebody holds, by owner.
+    async def holdings(
+        self, after: reclaiming.Place | None, most: int
+    ) -> tuple[list[Holding], reclaiming.Place | None]:
+        """Addresses that somebody holds, by owner; see `reclaiming.read_holdings`.
 
         Raises:
           StoreError: the database failed.
         """
-        return await self._read(reclaiming.read_holdings)
+        return await self._read(
+            functools.partial(reclaiming.read_holdings, after=after, most=most)
+        )
 
     async def usage(
         self,

@@ -3,6 +3,13 @@
 A request that is cancelled while it is queued never runs. One that runs is
 waited for, shielded: whoever asked learns what happened to it. Knows no request
 by name; those are `metis.store.store`'s.
+
+  many at once   queue -> task -> one transaction -> an answer each
+  one alone      one turn of the event loop, in which others may come and make it
+                 many; then the transaction, in place, if it waits for nothing
+
+Either way there is one transaction at a time: one that is written in place neither
+waits nor lets another task run, and is written only while the task has nothing to do.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import trio
 
 from metis.clock import StoredClock
 from metis.errors import MetisError, StoreDamaged, StoreError, StoreUnavailable
-from metis.store.database import Work
+from metis.store.transactions import Work
 
 log = logging.getLogger("metis.store")
 
@@ -47,6 +54,9 @@ class DatabaseLike(Protocol):
     """What the store needs of `metis.store.database.Database`."""
 
     clock: StoredClock
+
+    def write_at_once(self, group: Sequence[Work[object]]) -> list[object] | None:
+        """Run requests as one transaction; None where that has to wait."""
 
     async def write(self, group: Sequence[Work[object]]) -> list[object]:
         """Run requests as one transaction."""
@@ -146,6 +156,7 @@ class Writer:
         self._queue, self._requests = trio.open_memory_channel[Request[object]](
             QUEUE_SIZE
         )
+        self._alone: Request[object] | None = None
         self._drain_until = math.inf
         self._groups_done = 0
         self._requests_done = 0
@@ -176,17 +187,63 @@ class Writer:
         Raises:
           StoreError: nothing was written; or whatever `work` raises.
         """
-        request = Request(work)
+        request = cast("Request[object]", Request(work))
+        if self._is_idle():
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._alone = request
+            await trio.lowlevel.cancel_shielded_checkpoint()  # for others to come
+            if self._alone is request:
+                self._alone = None
+                await self._write_alone(request)
+        else:
+            self._join_alone()
+            await self._put(request)
+        return cast("T", await request.wait())
+
+    async def _put(self, request: Request[object]) -> None:
+        """Queue a request; that waits only where there is no room."""
         try:
-            await self._queue.send(cast("Request[object]", request))
+            try:
+                self._queue.send_nowait(request)
+            except trio.WouldBlock:
+                await self._queue.send(request)
         except trio.ClosedResourceError:
             raise closing() from None
-        return await request.wait()
 
     def close(self) -> None:
         """Take no more requests; `run` works off those that are queued."""
+        self._join_alone()
         self._drain_until = trio.current_time() + DRAIN_SECONDS
         self._queue.close()
+
+    def _is_idle(self) -> bool:
+        """Whether the task waits for a request, and none is under way."""
+        waiting = self._requests.statistics().tasks_waiting_receive
+        return waiting == 1 and self._alone is None and not self.is_closing
+
+    def _join_alone(self) -> None:
+        """Queue the request that has been alone, before one that makes it two."""
+        if self._alone is not None:
+            self._queue.send_nowait(self._alone)  # the queue is empty
+            self._alone = None
+
+    async def _write_alone(self, request: Request[object]) -> None:
+        """Write the only request there is, if that waits for nothing.
+
+        The task would do the same after two more turns of the event loop, which take
+        as long as the transaction.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            answers = self._database.write_at_once([request.work])
+        except Exception as error:
+            answers = self._failures(error, 1)
+        else:
+            if answers is None:
+                self._queue.send_nowait(request)
+                return
+            self._note(answers)
+        request.finish(answers[0])
 
     async def run(self) -> None:
         """Write what is queued, group by group, until closed.
@@ -195,6 +252,9 @@ class Writer:
         """
         with trio.CancelScope(shield=True):
             async for first in self._requests:
+                # One more turn for others to come: then all of them wait for their
+                # answers, wake at once, and are one group again if they come back.
+                await trio.lowlevel.checkpoint()
                 group = self._collect(first)
                 if not group:
                     continue
@@ -218,22 +278,31 @@ class Writer:
             return [closing() for _ in group]
         try:
             answers = await self._database.write([request.work for request in group])
-        except StoreError as error:
-            self._damage.note(error)
-            self._complain(error)
-            # One exception each: several tasks will raise and extend it.
-            return [type(error)(str(error)) for _ in group]
-        except Exception as error:  # a bug, but who waits must not wait for ever
-            self._damage.note(error)
-            return [StoreError(f"nothing was written: {error!r}") for _ in group]
+        except Exception as error:
+            return self._failures(error, len(group))
+        self._note(answers)
+        return answers
+
+    def _note(self, answers: list[object]) -> None:
+        """Take note of a group that was written."""
         if self._silent_until:
             log.info("the database is written to again")
             self._silent_until = 0.0
         self._groups_done += 1
-        self._requests_done += len(group)
+        self._requests_done += len(answers)
         for answer in answers:
-            self._damage.note(answer)
-        return answers
+            if isinstance(answer, Exception):
+                self._damage.note(answer)
+
+    def _failures(self, error: Exception, count: int) -> list[object]:
+        """What to answer to the requests of a group of which nothing was written."""
+        self._damage.note(error)
+        if not isinstance(error, StoreError):
+            # A bug, but who waits must not wait for ever.
+            error = StoreError(f"nothing was written: {error!r}")
+        self._complain(error)
+        # One exception each: several tasks will raise and extend it.
+        return [type(error)(str(error)) for _ in range(count)]
 
     def _complain(self, error: StoreError) -> None:
         """Say in the log that the disk is full, or whatever it is, now and then."""

@@ -37,6 +37,9 @@ from tests.faults.checker import Owner
 SECONDS = 5.0
 """Until a call of a stub gives up; longer than a killed daemon is away."""
 
+PATIENT_SECONDS = 120.0
+"""The same where the answer is what the test is about, on a machine that is busy."""
+
 BOOT_ID = SystemClock().boot_id()
 
 DEFINITE = {

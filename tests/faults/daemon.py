@@ -19,10 +19,10 @@ from metis.store.reading import check_file
 from tests.e2e.daemon import METIS
 from tests.faults.checker import Owner
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 """Until a starting daemon must be ready or have ended."""
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 120.0
 """Until a daemon that was told to stop must have ended."""
 
 LOG_TAIL = 4000

@@ -20,6 +20,7 @@ import trio
 from metis.engine import Engine
 from metis.errors import MetisError, NotAllocated, OwnerDeleted
 from metis.model import Allocation, Pod
+from metis.store import opening
 from metis.store.store import open_store
 from tests.faults.linear import Call
 from tests.store.databases import owner, want
@@ -159,4 +160,5 @@ async def main(path: str, name: str, seed: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    opening.OPENING_SECONDS = 120.0  # whoever opens it just now may be held up
     trio.run(main, sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -38,7 +38,7 @@ MOST_HELD = 3
 GIVEN_UP = 0.05
 """Part of the ADDs that are given up at once, as by a runtime that lost patience."""
 
-NOTICED_SECONDS = 10.0
+NOTICED_SECONDS = 120.0
 """Until a client must have noticed that its connection is gone."""
 
 CHANNELS = 4

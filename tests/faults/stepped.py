@@ -19,20 +19,22 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import apsw
-import trio
 
 import metis.clock
 from metis.__main__ import main
+from metis.clock import StoredClock
 from metis.cni import spool
 from metis.cni.client import DaemonClient
+from metis.rpc.socket_stream import SocketStream
 from metis.store import connecting, database, healing, seeding, writer
+from metis.store.transactions import Work, run_group
 from tests.faults.vfs import Faults, faulty_system_call
 
 STEPS: dict[str, str] = {
@@ -202,8 +204,6 @@ def watch_statements(death: Death, connection: apsw.Connection) -> None:
             death.at("before BEGIN")
         elif text == "COMMIT":
             death.at("before COMMIT")
-        elif text == "RELEASE request":
-            death.at("after a request")
         elif _SCHEMA.search(text):
             death.at("in the schema")
         elif text.lstrip().startswith(_CHANGES):
@@ -240,25 +240,35 @@ def install(death: Death) -> None:
     death.around(seeding, "extend", "before a seeding step", "after a seeding step")
     death.around(writer.Request, "finish", "before a request is told")
     death.around(spool, "keep", "before a DEL is kept", "after a DEL is kept")
-    run_group = database.run_group
 
-    def committed(*arguments: Any) -> list[object]:
-        answers = run_group(*arguments)
+    def stepped(work: Work[object]) -> Work[object]:
+        def run(connection: apsw.Connection, now_ms: int) -> object:
+            answer = work(connection, now_ms)
+            death.at("after a request")
+            return answer
+
+        return run
+
+    def committed(
+        connection: apsw.Connection, clock: StoredClock, group: Sequence[Work[object]]
+    ) -> list[object]:
+        answers = run_group(connection, clock, [stepped(work) for work in group])
         death.at("after COMMIT")
         death.has_committed = death.counts
         return answers
 
     setattr(database, "run_group", committed)  # noqa: B010  # its own type differs
-    send_all = trio.SocketStream.send_all
+    send_some = SocketStream.send_some
 
-    async def sent(self: trio.SocketStream, data: bytes) -> None:
+    def sent(self: SocketStream, data: bytes) -> int:
         if death.has_committed:
             death.at("before the answer is sent")
-        await send_all(self, data)
+        number = send_some(self, data)
         if death.has_committed:
             death.at("after the answer is sent")
+        return number
 
-    setattr(trio.SocketStream, "send_all", sent)  # noqa: B010  # as above
+    setattr(SocketStream, "send_some", sent)  # noqa: B010  # as above
     ask = DaemonClient.ask
 
     async def asked(self: DaemonClient, *arguments: Any) -> Any:

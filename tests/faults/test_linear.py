@@ -36,6 +36,10 @@ PROCESSES = 4
 KILLED = 2
 """Processes beside that of the test, and how many of them are killed."""
 
+TRIES = 10
+"""How often a planted fault may stay hidden: on a busy machine a rest of some
+milliseconds is over before anybody else wants the address."""
+
 CALLS_OF_PROCESSES = 6_000
 """Calls of all processes together, in a full run."""
 
@@ -273,7 +277,12 @@ async def test_a_planted_fault_has_no_order(
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     plant(monkeypatch)
-    path = str(tmp_path / "metis.sqlite")
-    async with open_store(path, release_cooldown=COOLDOWN) as store:
-        history = await load(store, 16, 800, "planted")
-    assert faults_of(history.calls, COOLDOWN) != []
+    faults: list[str] = []
+    for number in range(TRIES):
+        path = str(tmp_path / f"{number}.sqlite")
+        async with open_store(path, release_cooldown=COOLDOWN) as store:
+            history = await load(store, 16, 800, f"planted {number}")
+        faults = faults_of(history.calls, COOLDOWN)
+        if faults:
+            break
+    assert faults != []

@@ -50,9 +50,10 @@ from metis.store import (
     reboot,
     sql,
 )
-from metis.store.database import Database, Work
+from metis.store.database import Database
 from metis.store.holdings import held_rows
 from metis.store.store import Store, run_store
+from metis.store.transactions import Work, run_group
 from metis.waiting import ANSWER_MARGIN, Line
 from tests.faults.counts import Counts
 from tests.faults.model import Expected, Model
@@ -222,9 +223,12 @@ class FileDatabase:
     def __post_init__(self) -> None:
         self.clock = self.inner.clock
 
+    def write_at_once(self, group: Sequence[Work[object]]) -> list[object] | None:
+        return self.inner.write_at_once(group)
+
     async def write(self, group: Sequence[Work[object]]) -> list[object]:
         await trio.lowlevel.checkpoint()
-        return self.inner._write_at_once(group)
+        return run_group(self.inner._writer, self.clock, group)
 
     async def read(self, work: Work[T]) -> T:
         await trio.lowlevel.checkpoint()

@@ -7,6 +7,7 @@ everybody.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +22,7 @@ import trio
 
 import metis
 from tests.faults.checker import Outcome, judge, judge_rows
-from tests.faults.clients import ProcessCaller, Site, StubCaller
+from tests.faults.clients import PATIENT_SECONDS, ProcessCaller, Site, StubCaller
 from tests.faults.counts import Counts
 from tests.faults.daemon import STOP_SECONDS, Daemon
 from tests.faults.load import Record
@@ -33,6 +34,10 @@ VAST = Site("vast", ("10.64.0.0/12",))
 
 AT_ONCE = 6
 """Calls at once, so that several are in one transaction."""
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+"""Seconds to which the kernel tells when a process began (proc(5)); a GC leaves alone
+what was given in the same tick."""
 
 ROWS = 64
 BLOCK_STEPS = 8
@@ -171,7 +176,7 @@ class Chain:
         channel = await self.stack.enter_async_context(
             metis.open_channel(metis.UnixTransport(str(self.daemon.socket_path)))
         )
-        self._stub = StubCaller(channel)
+        self._stub = StubCaller(channel, PATIENT_SECONDS)
 
     async def start(self, step: Step, *flags: str, at_once: bool = False) -> None:
         """Start a daemon that will die at a step, and wait until it serves.
@@ -407,6 +412,7 @@ async def test_a_plugin_may_die_at_every_step_of_an_add(
             assert again.found
         else:
             chain.record.forget(SITE, name)
+            await trio.sleep(2 * TICK)
             assert (await chain.record.collect(caller, SITE)).is_answered
         believed: frozenset[str] = frozenset()
         if then == "ADD":

@@ -11,7 +11,7 @@ import trio
 
 import metis
 from tests.faults.checker import judge, judge_rows
-from tests.faults.clients import Site, StubCaller
+from tests.faults.clients import PATIENT_SECONDS, Site, StubCaller
 from tests.faults.counts import Counts
 from tests.faults.daemon import Daemon
 from tests.faults.load import Record, chance_of
@@ -38,9 +38,11 @@ async def test_whoever_calls_while_the_daemon_stops_gets_an_answer_or_a_refusal(
             )
             for _ in range(CHANNELS)
         ]
-        callers = [StubCaller(channels[n % CHANNELS]) for n in range(CALLS)]
+        callers = [
+            StubCaller(channels[n % CHANNELS], PATIENT_SECONDS) for n in range(CALLS)
+        ]
         for stop in range(scaled(STOPS)):
-            daemon.start()
+            daemon.start(more=["--shutdown-grace", f"{PATIENT_SECONDS:g}s"])
             assert await daemon.ready(), daemon.log()
             held += [f"first-{stop}-{n}" for n in range(CALLS // 2 - len(held))]
             async with trio.open_nursery() as nursery:

@@ -23,8 +23,8 @@ from metis.clock import StoredClock
 from metis.errors import StoreBusy, StoreUnavailable
 from metis.model import Owner, Pod, Wanted
 from metis.store import database
-from metis.store.database import Work
 from metis.store.store import Store, open_store
+from metis.store.transactions import Work
 from tests.faults.counts import Counts
 from tests.faults.promises import Promises
 from tests.faults.vfs import Faults, faulty_files, faulty_system_call

@@ -14,8 +14,9 @@ import apsw
 from metis.errors import PoolExhausted
 from metis.model import Pod
 from metis.store import holdings, sql
-from metis.store.database import Database, connect, run_group, run_read
+from metis.store.database import Database, connect
 from metis.store.rebuilding import Claim
+from metis.store.transactions import run_group, run_read
 from tests.store.databases import ManualClock, check_invariants, owner, want
 
 CIDR = "10.0.0.0/22"

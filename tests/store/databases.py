@@ -13,8 +13,8 @@ import trio
 from metis.clock import StoredClock
 from metis.model import CIDRBlock, Family, Owner, Wanted
 from metis.store import schema, seeding
-from metis.store.database import Work, run_group, run_read
 from metis.store.invariants import violations
+from metis.store.transactions import Work, run_group, run_read
 
 T = TypeVar("T")
 
@@ -88,16 +88,24 @@ def memory_connection(cooldown_ms: int = 60_000) -> apsw.Connection:
 class InlineDatabase:
     """A database without threads, for tests on the autojump clock.
 
-    `failures` are raised by the next writes, one each, in place of writing.
+    `failures` are raised by the next writes, one each, in place of writing. It lets
+    all requests wait for the writer task unless `at_once` says otherwise.
     """
 
     clock: StoredClock
     connection: apsw.Connection = field(default_factory=memory_connection)
     failures: list[Exception] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
+    at_once: bool = False
+
+    def write_at_once(self, group: Sequence[Work[object]]) -> list[object] | None:
+        return self._run(group) if self.at_once else None
 
     async def write(self, group: Sequence[Work[object]]) -> list[object]:
         await trio.lowlevel.checkpoint()
+        return self._run(group)
+
+    def _run(self, group: Sequence[Work[object]]) -> list[object]:
         self.groups.append(len(group))
         if self.failures:
             raise self.failures.pop(0)

@@ -31,8 +31,9 @@ from metis.errors import (
 from metis.model import Pod
 from metis.store import connecting, database, reclaiming, sql
 from metis.store.connecting import translated
-from metis.store.database import Database, Work, open_database
+from metis.store.database import Database, open_database
 from metis.store.holdings import Residence
+from metis.store.transactions import Work, run_group
 from tests.store import original
 from tests.store.databases import ManualClock, check_invariants, owner, want
 
@@ -222,7 +223,8 @@ async def test_another_boot_id_takes_nothing_from_whose_namespace_is_there(
     await db.aclose()
     for boot in ("boot-2", "boot-1", "boot-2"):
         db = await opened(path, clock=ManualClock(boot))
-        holdings = await db.read(reclaiming.read_holdings)
+        read = functools.partial(reclaiming.read_holdings, after=None, most=9)
+        holdings, _ = await db.read(read)
         await db.aclose()
         found = {one.owner.container_id: one.boot_id for one in holdings}
         assert found == {"c1": boot}
@@ -391,6 +393,34 @@ async def test_an_error_undoes_its_own_writes_alone(db: Database) -> None:
     await db.read(lambda connection, _: check_invariants(connection))
 
 
+async def test_a_group_is_run_again_if_a_request_fails_half_way_alone(
+    db: Database,
+) -> None:
+    runs: list[str] = []
+
+    def counted(name: str, work: Work[object]) -> Work[object]:
+        def run(connection: apsw.Connection, now_ms: int) -> object:
+            runs.append(name)
+            return work(connection, now_ms)
+
+        return run
+
+    def half_done(connection: apsw.Connection, now_ms: int) -> object:
+        allocation("half")(connection, now_ms)
+        raise ZeroDivisionError
+
+    first, last = counted("first", allocation("c2")), counted("last", allocation("c3"))
+    harmless = counted("harmless", lambda *_: 1 // 0)
+    answers = await db.write([first, harmless, last])
+    assert addresses(answers) == ["10.0.0.3", ZeroDivisionError, "10.0.0.4"]
+    assert runs == ["first", "harmless", "last"]
+    runs.clear()
+    answers = await db.write([first, counted("half", half_done), last])
+    assert addresses(answers) == ["10.0.0.3", ZeroDivisionError, "10.0.0.4"]
+    assert runs == ["first", "half", "first", "half", "last"]
+    await db.read(lambda connection, _: check_invariants(connection))
+
+
 async def test_the_error_of_a_single_request_undoes_it(db: Database) -> None:
     def half_done(connection: apsw.Connection, now_ms: int) -> object:
         allocation("half")(connection, now_ms)
@@ -495,15 +525,14 @@ async def test_a_worker_thread_waits_for_the_lock_of_another_process(
 ) -> None:
     other = apsw.Connection(db.path)
     other.execute("BEGIN IMMEDIATE")
-    real = database.run_group
 
-    def run_group(*arguments: Any) -> list[object]:
+    def run(*arguments: Any) -> list[object]:
         if threading.get_ident() != main:
             other.execute("ROLLBACK")  # whoever held the lock lets it go
-        return real(*arguments)
+        return run_group(*arguments)
 
     main = threading.get_ident()
-    monkeypatch.setattr(database, "run_group", run_group)
+    monkeypatch.setattr(database, "run_group", run)
     assert await db.write([thread_of]) != [main]
     assert await db.write([thread_of]) == [main]
     other.close()
@@ -520,6 +549,28 @@ async def test_after_a_slow_group_the_next_ones_run_in_a_worker_thread(
     assert await db.write([thread_of]) != [main]
     assert await db.write([thread_of]) != [main]
     assert await db.write([thread_of]) == [main]
+
+
+@pytest.mark.parametrize("reason", ["flushed", "slow", "long log", "locked"])
+async def test_what_has_to_wait_is_not_written_at_once(
+    db: Database, reason: str
+) -> None:
+    work = allocation("c2")
+    other = apsw.Connection(db.path)
+    if reason == "flushed":
+        db._flushes = True
+    elif reason == "slow":
+        db._cautious_groups = 1
+    elif reason == "long log":
+        db._checkpoint_at = 0
+    else:
+        other.execute("BEGIN IMMEDIATE")
+    assert db.write_at_once([work]) is None
+    assert not db._writer.in_transaction
+    if reason == "locked":
+        other.execute("ROLLBACK")
+    other.close()
+    assert addresses(await db.write([work])) == ["10.0.0.3"]
 
 
 async def test_the_log_is_folded_into_the_file_in_a_worker_thread_and_stays_small(
@@ -640,7 +691,8 @@ import functools, os, sys
 from metis.clock import SystemClock
 from metis.model import CIDRBlock, Family, Owner, Pod, Wanted
 from metis.store import sql
-from metis.store.database import connect, run_group
+from metis.store.database import connect
+from metis.store.transactions import run_group
 
 path, count = sys.argv[1], int(sys.argv[2])
 gate, opened = os.pipe()

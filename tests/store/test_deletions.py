@@ -66,7 +66,11 @@ def test_a_release_that_is_no_deletion_leaves_no_record(
     assert records(connection) == []
 
 
-def test_old_records_make_room(connection: apsw.Connection) -> None:
+def test_old_records_make_room(
+    connection: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletions, "_PRUNED_EVERY", 1)
+    monkeypatch.setattr(deletions, "_PRUNED_AT_ONCE", 4)
     for number in range(10):
         deletions.record(connection, number, owner(f"c{number}"), number)
     late = deletions.RECORD_MS + 8
@@ -83,9 +87,22 @@ def test_their_number_is_bounded(
     connection: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletions, "MOST_RECORDS", 5)
+    monkeypatch.setattr(deletions, "_PRUNED_EVERY", 1)
     for number in range(20):
         deletions.record(connection, 50, owner(f"c{number}"), 50)
     assert records(connection) == [(f"c{number}", 50) for number in range(15, 20)]
+
+
+def test_they_are_looked_at_now_and_then_by_more_than_came_meanwhile(
+    connection: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletions, "MOST_RECORDS", 5)
+    counts = []
+    for number in range(3 * deletions._PRUNED_EVERY):
+        deletions.record(connection, 50, owner(f"c{number}"), 50)
+        counts.append(len(records(connection)))
+    assert max(counts) < 5 + deletions._PRUNED_EVERY
+    assert counts[-1] == 5
 
 
 def test_a_boot_ends_them(connection: apsw.Connection) -> None:

@@ -173,6 +173,7 @@ def test_old_entries_make_room_by_number_and_by_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(history, "_PRUNED_EVERY", 1)
     connection = memory_connection()
     for number in range(20):
         give(connection, START_MS + number, f"c{number}")
@@ -185,6 +186,20 @@ def test_old_entries_make_room_by_number_and_by_age(
     give(connection, later, "c21")
     end(connection, later, "c21")
     assert [entry.container_id for entry in entries(connection)] == ["c21", "c20"]
+
+
+def test_entries_are_looked_at_now_and_then_by_more_than_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(history, "MOST_ENTRIES", 5)
+    connection = memory_connection()
+    counts = []
+    for number in range(3 * history._PRUNED_EVERY):
+        give(connection, START_MS + number, f"c{number}")
+        end(connection, START_MS + number, f"c{number}")
+        counts.append(len(entries(connection)))
+    assert max(counts) < 5 + history._PRUNED_EVERY
+    assert counts[-1] == 5
 
 
 def test_the_history_outlives_its_block() -> None:

@@ -49,8 +49,14 @@ def connection() -> apsw.Connection:
     return connection
 
 
+def everything(connection: apsw.Connection) -> list[Holding]:
+    found, after = read_holdings(connection, 0, after=None, most=1000)
+    assert after is None
+    return found
+
+
 def of(connection: apsw.Connection, who: Owner) -> list[Holding]:
-    return [one for one in read_holdings(connection, 0) if one.owner == who]
+    return [one for one in everything(connection) if one.owner == who]
 
 
 def test_everything_that_is_known_of_an_owner_is_told(
@@ -83,7 +89,7 @@ def test_an_owner_lives_where_its_last_call_says(
 def test_free_and_reserved_addresses_are_nobody_s(connection: apsw.Connection) -> None:
     with connection:
         release(connection, 30, owner("b"), 1_000)
-    assert {one.owner for one in read_holdings(connection, 0)} == {owner("a")}
+    assert {one.owner for one in everything(connection)} == {owner("a")}
 
 
 def test_owners_that_the_original_let_in_are_known_by_little() -> None:
@@ -100,7 +106,7 @@ def test_owners_that_the_original_let_in_are_known_by_little() -> None:
             walltime_ms=START_MS,
             cooldown_ms=1_000,
         )
-    (one,) = read_holdings(connection, 0)
+    (one,) = everything(connection)
     assert (one.owner, one.address) == (owner("c1"), "10.0.0.2")
     assert (one.allocation_id, one.allocated_at, one.netns_path) == ("", 1, "")
     with connection:
@@ -164,7 +170,33 @@ def test_who_is_no_owner_by_our_rules_keeps_its_address(
         "UPDATE ip_addresses SET interface_name = 'eth0' || char(7)"
         " WHERE container_id = 'b'"
     )
-    assert {one.owner for one in read_holdings(connection, 0)} == {owner("a")}
+    assert {one.owner for one in everything(connection)} == {owner("a")}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 7, 100])
+def test_in_pieces_it_is_the_same_and_no_owner_is_divided(
+    connection: apsw.Connection, most: int
+) -> None:
+    for who in (
+        owner("a", interface="eth1"),
+        owner("b", network="other"),
+        owner("b-2"),
+    ):
+        add(connection, 30, who)
+    connection.execute(  # no owner by our rules: a piece may have nothing else in it
+        "UPDATE ip_addresses SET container_id = ? WHERE container_id = 'b'",
+        ("b" * 1025,),
+    )
+    pieces, after = [], None
+    while True:
+        found, after = read_holdings(connection, 0, after=after, most=most)
+        pieces.append(found)
+        if after is None:
+            break
+    together = [held for piece in pieces for held in piece]
+    assert together == everything(connection)
+    owners = [one for piece in pieces for one in {held.owner for held in piece}]
+    assert len(owners) == len(set(owners)) == 3
 
 
 def test_what_is_taken_back_rests_and_is_written_down(

@@ -70,6 +70,20 @@ def test_batches_double_up_to_a_bound(cidr: str) -> None:
     assert len(rows(connection)) == 12288
 
 
+@pytest.mark.parametrize(
+    "cidr", ["0.0.0.0/21", "9.255.255.0/24", "127.255.248.0/21", "255.255.248.0/21"]
+)
+def test_sqlite_spells_addresses_as_the_block_does(cidr: str) -> None:
+    connection = memory_connection()
+    block = block_of(connection, cidr)
+    stop: int | None = 0
+    while stop is not None:
+        stop = extend(connection, block, stop)
+    assert [address for address, _ in rows(connection)] == [
+        block.address_at(offset) for offset in range(block.size)
+    ]
+
+
 def test_the_last_batch_ends_with_the_block() -> None:
     connection = memory_connection()
     block = block_of(connection, "10.0.0.0/22")

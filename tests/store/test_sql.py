@@ -12,8 +12,8 @@ from metis.errors import InvalidRequest, PoolExhausted
 from metis.model import Allocation, CIDRBlock, Family, Owner, Pod, Wanted
 from metis.store import picking, seeding
 from metis.store.blocks import add_block
-from metis.store.database import run_group
 from metis.store.sql import allocate, held, release
+from metis.store.transactions import run_group
 from tests.store.databases import (
     IPV4,
     IPV6,

@@ -16,12 +16,13 @@ from metis.errors import (
     InvalidRequest,
     PoolExhausted,
     StoreBusy,
+    StoreDamaged,
     StoreError,
     StoreUnavailable,
 )
 from metis.model import Allocation, CIDRBlock, Family, Pod
-from metis.store.database import Work
 from metis.store.store import Store, open_store, run_store
+from metis.store.transactions import Work
 from metis.store.writer import (
     DRAIN_SECONDS,
     GROUP_SIZE,
@@ -284,6 +285,140 @@ async def test_a_request_cancelled_before_it_is_queued_never_runs() -> None:
             await store.allocate(owner("c1"), [BLOCK], Pod())
         await wait_all_tasks_blocked()
     assert database.groups == []
+
+
+@asynccontextmanager
+async def idle() -> AsyncIterator[tuple[Store, InlineDatabase]]:
+    """A store whose writer task waits, over a database that waits for nothing."""
+    database = inline_database()
+    database.at_once = True
+    async with run_store(database, cooldown_ms=1_000) as store:
+        await wait_all_tasks_blocked()
+        yield store, database
+    check_invariants(database.connection)
+
+
+def task_of(_connection: apsw.Connection, _now_ms: int) -> str:
+    return trio.lowlevel.current_task().name
+
+
+async def test_a_request_by_itself_is_written_without_the_task() -> None:
+    async with idle() as (store, database):
+        writer = store._writer
+        assert await writer.write(task_of) == trio.lowlevel.current_task().name
+        assert database.groups == [1]
+        assert store.statistics() == StoreStatistics(1, 1, 0)
+        database.at_once = False
+        assert "run_writer" in await writer.write(task_of)
+        assert store.statistics() == StoreStatistics(2, 2, 0)
+
+
+async def test_requests_that_come_at_once_are_one_group_of_the_task() -> None:
+    tasks = []
+
+    async def write(store: Store) -> None:
+        tasks.append(await store._writer.write(task_of))
+
+    async with idle() as (store, database):
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(write, store)
+        assert database.groups == [5]
+    assert len(set(tasks)) == 1
+    assert "run_writer" in tasks[0]
+
+
+ROUNDS = 30
+"""Trio runs the tasks of a turn in any order, so both orders come up among so many."""
+
+
+async def test_whoever_was_alone_stays_before_who_comes_then() -> None:
+    got: dict[str, int] = {}
+
+    async def allocate(store: Store, container: str, begun: trio.Event) -> None:
+        begun.set()
+        (allocation,) = await store.allocate(owner(container), [BLOCK], Pod())
+        got[container] = int(allocation.address.rpartition(".")[2])
+
+    async with idle() as (store, database):
+        for number in range(ROUNDS):
+            begun = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(allocate, store, f"a{number}", begun)
+                await begun.wait()
+                await allocate(store, f"b{number}", begun)
+            assert got[f"b{number}"] == got[f"a{number}"] + 1
+    assert set(database.groups) == {1, 2}
+
+
+async def test_a_request_by_itself_that_is_cancelled_never_runs() -> None:
+    async with idle() as (store, database):
+        with trio.move_on_after(0) as scope:
+            await store.allocate(owner("c1"), [BLOCK], Pod())
+        assert scope.cancelled_caught
+        assert database.groups == []
+        await store.allocate(owner("c2"), [BLOCK], Pod())
+    assert owners(database) == {"c2"}
+
+
+async def test_a_request_by_itself_that_is_cancelled_while_others_may_come() -> None:
+    served = set()
+
+    async def allocate(
+        store: Store, container: str, scope: trio.CancelScope, begun: trio.Event
+    ) -> None:
+        with scope:
+            begun.set()
+            await store.allocate(owner(container), [BLOCK], Pod())
+            served.add(container)
+
+    async with idle() as (store, database):
+        for number in range(ROUNDS):
+            begun, scope = trio.Event(), trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(allocate, store, f"c{number}", scope, begun)
+                await begun.wait()
+                scope.cancel()
+        assert len(database.groups) == len(served)
+    assert owners(database) == served
+    assert 0 < len(served) < ROUNDS
+
+
+async def test_a_request_by_itself_is_written_though_the_store_closes() -> None:
+    async def allocate(store: Store, begun: trio.Event) -> None:
+        begun.set()
+        await store.allocate(owner("c1"), [BLOCK], Pod())
+
+    for _ in range(ROUNDS):
+        begun = trio.Event()
+        async with trio.open_nursery() as nursery:
+            async with idle() as (store, database):
+                nursery.start_soon(allocate, store, begun)
+                await begun.wait()
+            assert owners(database) == {"c1"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (StoreBusy("locked"), StoreBusy),
+        (StoreUnavailable("full"), StoreUnavailable),
+        (StoreDamaged("torn"), StoreDamaged),
+        (ZeroDivisionError("bug"), StoreError),
+    ],
+)
+async def test_a_request_by_itself_is_told_what_fails(
+    failure: Exception, expected: type[StoreError]
+) -> None:
+    async with idle() as (store, database):
+        database.failures = [failure]
+        with pytest.raises(expected, match=str(failure)) as caught:
+            await store.allocate(owner("c1"), [BLOCK], Pod())
+        assert type(caught.value) is expected
+        assert store.damage.is_possible == (expected in (StoreDamaged, StoreError))
+        with pytest.raises(PoolExhausted):
+            await store.allocate(owner("c1"), [IPV4], Pod())
+        await store.allocate(owner("c1"), [BLOCK], Pod())
 
 
 async def test_a_request_that_runs_is_waited_for(autojump_clock: object) -> None:
