@@ -12,7 +12,9 @@ handlers, no global state and no logging set-up here; `metis daemon` adds them.
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,33 +22,50 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
-from betterproto2.grpclib import ServiceBase
 
 from metis.clock import Clock, SystemClock
 from metis.cni import spool
 from metis.config import DaemonConfig
 from metis.engine import Engine
 from metis.errors import MetisError, StoreDamaged, sole_error
-from metis.health import HealthService
-from metis.node_service import NodeService
-from metis.rpc.server import serve as serve_rpc
 from metis.rpc.transport import Transport, UnixTransport
-from metis.service import AdaptiveIpamService, AdminService
 from metis.store.store import Store, open_store
 
 if TYPE_CHECKING:
+    from betterproto2.grpclib import ServiceBase
+
+    from metis.health import HealthService
     from metis.reclaim import Reclaimer
     from metis.store.rebuilding import Claim
 
 log = logging.getLogger("metis.daemon")
 
-SERVICES = ("adaptiveipam.v1.AdaptiveIpam", "admin.v1.Admin", "metis.v1.Node")
+SERVICES = (
+    "adaptiveipam.v1.AdaptiveIpam",
+    "admin.v1.Admin",
+    "metis.v1.Node",
+    "metis.v1.Plugin",
+)
 """Full names of the services whose health can be asked for."""
 
 BY_HAND_INTERVAL = 60.0
 """Least seconds between two strikes where the daemon makes no rounds of its own and
 all come by `metis reclaim`."""
 
+
+ANSWERING = (
+    "metis.cni.node",
+    "metis.evidence",
+    "metis.health",
+    "metis.node_service",
+    "metis.plugin_service",
+    "metis.reclaim",
+    "metis.rpc.local",
+    "metis.rpc.server",
+    "metis.service",
+)
+"""What answers calls, and all that it takes of gRPC and HTTP/2: half of what a daemon
+imports. Nobody needs it before the database is open."""
 
 HEALINGS_IN_A_ROW = 5
 """How often a database that is damaged while it is served is opened anew before the
@@ -107,13 +126,32 @@ async def serve(
     try:
         # First, so that a daemon that is not to be opens nobody's database.
         with place.claim():
-            await _serve_on(config, place, clock or SystemClock(), task_status)
+            loaded = trio.Event()
+            async with trio.open_nursery() as beside:
+                beside.start_soon(_load, config, loaded)
+                announcement = _Announcement(task_status)
+                clock = clock or SystemClock()
+                await _serve_on(config, place, clock, announcement, loaded)
     except BaseExceptionGroup as group:
         # The nurseries below wrap what this function promises to raise.
         sole = sole_error(group)
         if isinstance(sole, MetisError):
             raise sole from None
         raise
+
+
+async def _load(config: DaemonConfig, loaded: trio.Event) -> None:
+    """Import what answers calls, in a thread, while the database is looked through.
+
+    Both take a tenth of a second, and SQLite leaves the interpreter to others.
+    """
+    names = ANSWERING + (("metis.cri",) if config.cri_socket else ())
+    missing = [name for name in names if name not in sys.modules]
+    if missing:
+        await trio.to_thread.run_sync(
+            lambda: [importlib.import_module(name) for name in missing]
+        )
+    loaded.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +183,7 @@ async def open_node(
     healings: int = 0,
     reclaims: bool = False,
     patience: float | None = None,
+    loaded: trio.Event | None = None,
 ) -> AsyncIterator[Node]:
     """Open a node's database, with everything but a place to listen.
 
@@ -158,6 +197,7 @@ async def open_node(
       healings: how often the database was healed before.
       reclaims: whether owners that are gone are looked for, which is the daemon's.
       patience: how long to wait for others who open the database, in seconds.
+      loaded: set when somebody else has imported what answers calls; None for nobody.
 
     Raises:
       StoreError: as `metis.store.store.open_store`.
@@ -172,6 +212,13 @@ async def open_node(
         healings=healings,
         patience=patience,
     ) as store:
+        if loaded is not None:
+            await loaded.wait()
+        # Here, because it takes as long to import as the database to look through.
+        from metis.health import HealthService
+        from metis.node_service import NodeService
+        from metis.service import AdaptiveIpamService, AdminService
+
         engine = Engine(store)
         reclaimer = _reclaimer(config, engine, store) if reclaims else None
         health = HealthService(SERVICES)
@@ -208,6 +255,16 @@ def _reclaimer(config: DaemonConfig, engine: Engine, store: Store) -> Reclaimer:
     return Reclaimer(engine, store, rules, lookout.look)
 
 
+def _plugin_service(config: DaemonConfig, clock: Clock, node: Node) -> ServiceBase:
+    """The service that carries out calls of the plugin, over all the others."""
+    # Here, because a plugin in direct mode comes by this module, too.
+    from metis.plugin_service import PluginService
+    from metis.rpc.local import LocalChannel
+
+    channel = LocalChannel(node.services)
+    return PluginService(channel, config.db_path, clock, node.store.boot_id)
+
+
 class _Announcement:
     """Tells once that the daemon serves, and keeps what was told up to date."""
 
@@ -231,15 +288,15 @@ async def _serve_on(
     config: DaemonConfig,
     transport: Transport,
     clock: Clock,
-    task_status: trio.TaskStatus[Daemon],
+    announcement: _Announcement,
+    loaded: trio.Event,
 ) -> None:
     """Serve; open the database anew, which heals it, when it is found damaged."""
-    announcement = _Announcement(task_status)
     in_a_row = 0
     while True:
         begun = trio.current_time()
         try:
-            await _serve(config, transport, clock, announcement)
+            await _serve(config, transport, clock, announcement, loaded)
         except BaseExceptionGroup as group:
             # Of the nurseries: found while serving. What cannot be opened is alone.
             damage = sole_error(group)
@@ -259,6 +316,7 @@ async def _serve(
     transport: Transport,
     clock: Clock,
     announcement: _Announcement,
+    loaded: trio.Event,
 ) -> None:
     async with (
         open_node(
@@ -268,6 +326,7 @@ async def _serve(
             socket_path=config.socket_path,
             healings=announcement.healings,
             reclaims=True,
+            loaded=loaded,
         ) as node,
         trio.open_nursery() as background,
     ):
@@ -279,8 +338,11 @@ async def _serve(
         background.start_soon(_end_watches, node.health)
         if node.reclaimer is not None and config.reclaim_interval:
             background.start_soon(node.reclaimer.run)
+        from metis.rpc.server import serve as serve_rpc  # as in `open_node`
+
+        services = [*node.services, _plugin_service(config, clock, node)]
         addresses = await background.start(
-            partial(serve_rpc, node.services, transport, grace=config.shutdown_grace)
+            partial(serve_rpc, services, transport, grace=config.shutdown_grace)
         )
         announcement.serving(node, addresses)
 

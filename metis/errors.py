@@ -132,6 +132,10 @@ class StoreIncompatible(StoreError):
     """
 
 
+class InstallError(MetisError):
+    """The plugin was not installed; whatever was there before is untouched."""
+
+
 class TransportError(MetisError, OSError):
     """A listener cannot be opened, or a peer cannot be reached.
 

@@ -41,7 +41,8 @@ def refuse_exposed_links(name: str, path: str) -> None:
     """
     walk = _Walk()
     with contextlib.suppress(OSError, ValueError):
-        walk.follow(path)
+        if _has_link(path):
+            walk.follow(path)
     if walk.exposed:
         raise InvalidRequest(
             f"{name} is {path!r}: the link {walk.link!r} leads to {walk.target!r}, "
@@ -62,6 +63,22 @@ def exposed_directory_of(path: str) -> str | None:
         return None
     is_exposed = mode & stat.S_IWOTH and not mode & stat.S_ISVTX
     return directory if is_exposed else None
+
+
+def _has_link(path: str) -> bool:
+    """Whether there is a symbolic link on the way; as a rule, none.
+
+    Raises:
+      OSError: the way ends before the path does.
+      ValueError: it is no path.
+    """
+    end = 0
+    while end >= 0:
+        end = path.find("/", end + 1)
+        here = os.lstat(path if end < 0 else path[:end])
+        if stat.S_ISLNK(here.st_mode):
+            return True
+    return False
 
 
 @dataclass(slots=True)

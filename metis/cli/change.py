@@ -11,7 +11,7 @@ from metis.clock import SystemClock
 from metis.cni import cache
 from metis.config import DEFAULT_CNI_CACHE_DIR
 from metis.store.changing import change_file
-from metis.store.database import Work
+from metis.store.transactions import Work
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,13 @@ async def _demo() -> None:
     console = Console()
     with _temporary_directory() as name:
         directory = Path(name)
-        plugin = await trio.to_thread.run_sync(install, directory)
         config = metis.DaemonConfig(
             db_path=str(directory / "metis.sqlite"),
             socket_path=str(directory / "metis.sock"),
             release_cooldown=COOLDOWN,
+        )
+        plugin = await trio.to_thread.run_sync(
+            partial(install, directory, socket_path=config.socket_path)
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(metis.serve, config)
@@ -182,6 +185,9 @@ def _network(config: metis.DaemonConfig, directory: Path) -> dict[str, Any]:
             "ranges": [[{"subnet": IPV4_SUBNET}], [{"subnet": IPV6_SUBNET}]],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
             "daemonSocket": config.socket_path,
+            # Where a plugin goes that the daemon does not answer in time.
+            "dbPath": config.db_path,
+            "releaseCooldown": f"{COOLDOWN:g}s",
             "logFile": str(directory / "cni.log"),
         },
     }

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from metis.cli.options import reported_errors
-from metis.cni.install import install
+from metis.cli.options import SafePath, reported_errors
+from metis.cni.install import install, install_self_contained
+from metis.config import DEFAULT_SOCKET_PATH
 
 DEFAULT_CNI_DIR = "/host/opt/cni"
 """Where the original finds the host's CNI directory from inside its container."""
@@ -36,11 +37,40 @@ class Directory(click.Path):
     type=Directory(path_type=Path, file_okay=False),
     help="Directory that exists, whose bin/ receives the plugin.",
 )
-def command(cni_dir: Path) -> None:
+@click.option(
+    "--socket-path",
+    type=SafePath(),
+    default=DEFAULT_SOCKET_PATH,
+    show_default=True,
+    help="Unix socket of the daemon, which the plugin asks.",
+)
+@click.option(
+    "--self-contained",
+    is_flag=True,
+    help="Put the interpreter, all modules and libraries into CNI_DIR/metis, for a "
+    "host that has none of them.",
+)
+@click.option(
+    "--runtime-dir",
+    type=Directory(path_type=str),
+    help="With --self-contained, what the runtime calls CNI_DIR.  "
+    "[default: CNI_DIR without a leading /host]",
+)
+def command(
+    cni_dir: Path, socket_path: str, self_contained: bool, runtime_dir: str | None
+) -> None:
     """Put the CNI plugin into CNI_DIR/bin.
 
-    The file appears whole or not at all, so this is safe while a runtime
+    The file appears whole and tried or not at all, so this is safe while a runtime
     starts pods.
     """
+    if runtime_dir is not None and not self_contained:
+        raise click.UsageError("--runtime-dir is for --self-contained alone")
     with reported_errors():
-        click.echo(f"installed {install(cni_dir)}")
+        if not self_contained:
+            click.echo(f"installed {install(cni_dir, socket_path=socket_path)}")
+            return
+        done = install_self_contained(
+            cni_dir, socket_path=socket_path, runtime_dir=runtime_dir
+        )
+        click.echo(f"installed {done.program}, which runs from {done.tree}")

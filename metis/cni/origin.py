@@ -42,6 +42,23 @@ def read_origin(
 ) -> Origin:
     """When this process began; unknown where the kernel does not tell.
 
+    Args:
+      clock: where raw time comes from; by default the kernel.
+      stat_path: the kernel's record of the process.
+      ticks: its clock ticks a second; by default the kernel's own.
+    """
+    clock = clock or SystemClock()
+    try:
+        return origin_of(Path(stat_path).read_bytes(), clock, clock.boot_id(), ticks)
+    except OSError:
+        return Origin()
+
+
+def origin_of(
+    stat: bytes, clock: Clock, boot_id: str, ticks: int | None = None
+) -> Origin:
+    """When a process of this machine began, by the kernel's record of it.
+
     The kernel counts in ticks, of 10 ms as a rule, so the moment is known as a
     span. For an ADD its end counts, or the present where that is earlier: always after
     the true moment. So an ADD that follows a DEL is never taken for an earlier one,
@@ -51,17 +68,15 @@ def read_origin(
     older.
 
     Args:
-      clock: where raw time comes from; by default the kernel.
-      stat_path: the kernel's record of the process.
-      ticks: its clock ticks a second; by default the kernel's own.
+      stat: the record, which may be of another process; unknown if it is none.
+      clock: where raw time comes from.
+      boot_id: the id of the boot, by that clock.
+      ticks: clock ticks a second; by default the kernel's own.
     """
-    clock = clock or SystemClock()
     ticks = ticks or os.sysconf("SC_CLK_TCK")
     try:
-        stat = Path(stat_path).read_bytes()
         start = int(stat.rpartition(b")")[2].split()[_START_FIELD])
-        boot_id = clock.boot_id()
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return Origin()
     end_of_tick = -(-(start + 1) * 1000 // ticks)  # rounded up
     return Origin(boot_id, min(end_of_tick, clock.boottime_ms()), start * 1000 // ticks)

@@ -1,4 +1,7 @@
-"""One call of the plugin as a process: environment in, exit status out.
+"""The plugin as a process by itself: environment in, exit status out.
+
+So it runs without the daemon's help: where the daemon cannot give any, or does not
+have it (`metis.cni.relay`), and as `metis` with CNI_COMMAND set.
 
 Standard output gets the result or the error object and nothing else, whatever
 happens: every exception ends here, as the error object and a line in the log.
@@ -8,27 +11,21 @@ VERSION is answered before anything heavy is imported; runtimes ask for it often
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from metis.cni.protocol import (
-    INTERNAL,
-    INVALID_CONFIGURATION,
-    IO_FAILURE,
-    CNIError,
-    error_text,
-    version_text,
-)
+from metis.cni import relay
+from metis.cni.protocol import version_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from metis.cni.client import OpenChannel
-    from metis.cni.log import CallRecord
     from metis.cni.origin import Origin
+    from metis.cni.relay import Relay
     from metis.cni.spec import Request
     from metis.cni.verbs import OpenDirect
     from metis.rpc.channel import Channel
@@ -43,23 +40,37 @@ NAMELESS = ("", "-", "-c", "__main__.py")
 def main() -> int:
     """Be the plugin for this process; returns its exit status, 0 or 1."""
     parent = os.getppid()  # first: from here on it is noticed when it goes
-    _occupy_closed_descriptors()
-    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    relay.occupy_closed_descriptors()
+    return take_over(relay.Relay(sys.argv[0] if sys.argv else "", "", parent))
+
+
+def take_over(call: Relay) -> int:
+    """Go on with a call that the daemon does not carry out; returns the exit status."""
+
+    def read() -> bytes:
+        if call.stdin is not None:
+            return call.stdin
+        if call.problem is not None:
+            raise call.problem
+        return relay.read_stdin()
+
     try:
         return run(
-            os.environ,
-            read=_read_stdin,
-            write=lambda text: _write_to_parent(parent, text),
-            complain=_complain,
-            program=PROGRAM if name in NAMELESS else name,
+            {relay.text(k): relay.text(v) for k, v in os.environb.items()},
+            read=read,
+            write=lambda text: relay.write_to_parent(call.parent, text.encode()),
+            complain=complain_line,
+            program=PROGRAM if call.name in NAMELESS else call.name,
             open_direct=_open_direct,
             read_origin=_read_origin,
+            passed_over=call.passed_over,
+            unread=call.unread,
+            interruption=call.problem,
         )
     except BaseException as error:
         # Only what `run` imports before its own guard gets here, from a broken
         # installation for instance; nothing has been written yet.
-        _written(_write_stdout, error_text(_internal(error), None))
-        return 1
+        return relay.explain(error)
 
 
 def run(
@@ -72,6 +83,9 @@ def run(
     open_channel: OpenChannel | None = None,
     open_direct: OpenDirect | None = None,
     read_origin: Callable[[], Origin] | None = None,
+    passed_over: str = "",
+    unread: tuple[str, str] | None = None,
+    interruption: BaseException | None = None,
 ) -> int:
     """Carry out one call.
 
@@ -84,6 +98,10 @@ def run(
       open_channel: reaches the daemon, instead of its Unix socket.
       open_direct: does without the daemon; None for a plugin that cannot.
       read_origin: tells when the call began; None for when the daemon hears of it.
+      passed_over: why the daemon is not asked though it may be there; empty to ask.
+      unread: the id of what the daemon gave, and why its result could not be written:
+        all that is left to do is to give it back.
+      interruption: what the call ends with once it has been read.
 
     Returns:
       0, or 1 after an error object was written.
@@ -92,128 +110,67 @@ def run(
         # No log: nothing happens, and no configuration tells where it is.
         return 0 if _written(write, version_text()) else 1
 
-    import time
-    from functools import partial
+    from metis.cni.invocation import Invocation
 
-    from metis.cni.log import CallRecord, append
+    call = Invocation(environ, program)
+    try:
+        request = call.prepare(read)
+        if interruption is not None:
+            raise interruption
 
-    start = time.perf_counter()
-    call = CallRecord(
-        verb=environ.get("CNI_COMMAND", ""),
-        container=environ.get("CNI_CONTAINERID", ""),
-        interface=environ.get("CNI_IFNAME", ""),
-    )
-    emitted = False
-
-    def emit(text: str) -> None:
-        # Set first: even half a result must not be followed by an error object.
-        nonlocal emitted
-        emitted = True
-        write(text)
-
-    def carry_out(request: Request) -> tuple[str, ...]:
-        import trio
+        import trio  # now that there is something to ask
 
         from metis.cni import client, verbs
 
-        return trio.run(
-            partial(
+        reach = open_channel or client.open_daemon
+        if unread is not None:
+            give_back = partial(
+                verbs.undo, open_direct=open_direct, passed_over=passed_over
+            )
+            trio.run(give_back, request, unread[0], reach)
+            call.leave_unread(unread[1])
+        else:
+            perform = partial(
                 verbs.perform,
                 open_direct=open_direct,
+                passed_over=passed_over,
                 origin=read_origin and read_origin(),
-            ),
-            request,
-            emit,
-            open_channel or client.open_daemon,
-        )
-
-    failure: CNIError | None = None
-    try:
-        _perform(call, environ, read, program, carry_out)
-    except CNIError as error:
-        failure = error
+            )
+            call.record.addresses = trio.run(
+                perform, request, call.emitting(write), reach
+            )
     except BaseException as error:
         # The border of the process: whatever it is, the runtime gets an error
         # object. An interrupt ends the call as well, only with an answer.
-        failure = _unexpected(call, error)
-    if failure is not None:
-        call.outcome = f"{failure.code}: {failure.message}"
-        call.details = failure.details
-        if not emitted:
-            _written(write, error_text(failure, call.version))
-    if call.complaint:
-        complain(call.complaint)
+        call.fail(error)
+    end = call.conclude()
+    if end.error:
+        _written(write, end.error)
+    if end.complaint:
+        complain(end.complaint)
+    if end.log_line:
+        append_line(end.log_path, end.log_line, complain)
+    return end.status
+
+
+def append_line(path: str, line: bytes, complain: Callable[[str], None]) -> None:
+    """Append a line to the log, if that can be done; never raises.
+
+    Args:
+      path: the log, which may be by a link to where others may write: then nothing
+        is written.
+      line: what to append.
+      complain: writes a line to standard error.
+    """
     try:
-        if call.log_path and call.is_wanted:
-            seconds = time.perf_counter() - start
-            append(call.log_path, call.line(at=time.time(), seconds=seconds))
+        from metis.cni import log
+        from metis.paths import refuse_exposed_links
+
+        refuse_exposed_links("logFile", path)
+        log.append(path, line)
     except BaseException as error:
         # The runtime has its answer: nothing about a log may change it now.
-        complain(f"metis: the log {call.log_path!a} cannot be written: {error}")
-    return 0 if failure is None else 1
-
-
-def _perform(
-    call: CallRecord,
-    environ: Mapping[str, str],
-    read: Callable[[], bytes],
-    program: str,
-    carry_out: Callable[[Request], tuple[str, ...]],
-) -> None:
-    """Check the call, carry it out, and note in its record what is known."""
-    from metis.cni import environment, spec
-
-    env = environment.read_environment(environ)
-    try:
-        stdin = read()
-    except OSError as error:
-        raise CNIError(IO_FAILURE, f"stdin cannot be read: {error}") from error
-    call.netns, call.args, call.stdin = env.netns, env.args, stdin
-    config = spec.decode_configuration(stdin)
-    call.set_level(spec.log_level(config))
-    call.version = spec.answer_version(config)
-    # Before anything that may fail: that would be logged.
-    call.log_path = spec.log_path(config)
-    exposed_log = _exposed("logFile", call.log_path)
-    if exposed_log:
-        call.log_path = ""
-    request = spec.read_request(env, config, program=program)
-    _refuse_exposed(request)
-    if exposed_log and env.command not in spec.FREEING:
-        raise CNIError(INVALID_CONFIGURATION, exposed_log)
-    if exposed_log:
-        call.complaint = f"metis: {exposed_log}"
-    call.pod = "/".join(filter(None, (request.pod.namespace, request.pod.name)))
-    call.note = request.note
-    call.addresses = carry_out(request)
-
-
-def _refuse_exposed(request: Request) -> None:
-    """Refuse paths of the configuration by which others decide what is opened.
-
-    Raises:
-      CNIError: code 7, naming the key.
-    """
-    for key, path in (
-        ("daemonSocket", request.socket_path),
-        ("dbPath", request.db_path),
-        ("resolvConf", request.resolv_conf),
-    ):
-        problem = _exposed(key, path)
-        if problem:
-            raise CNIError(INVALID_CONFIGURATION, problem)
-
-
-def _exposed(key: str, path: str) -> str:
-    """What is wrong about a path of the configuration; as a rule, nothing."""
-    from metis.errors import InvalidRequest
-    from metis.paths import refuse_exposed_links
-
-    try:
-        refuse_exposed_links(key, path)
-    except InvalidRequest as error:
-        return str(error)
-    return ""
+        complain(f"metis: the log {path!a} cannot be written: {error}")
 
 
 def _open_direct(request: Request) -> AbstractAsyncContextManager[Channel]:
@@ -233,22 +190,6 @@ def _read_origin() -> Origin:
     return read_origin()
 
 
-def _unexpected(call: CallRecord, error: BaseException) -> CNIError:
-    """The answer to an error that nobody foresaw; its traceback goes to the log."""
-    import traceback
-
-    call.traceback = "".join(traceback.format_exception(error))
-    where = f"the traceback is in {call.log_path}" if call.log_path else ""
-    return _internal(error, where)
-
-
-def _internal(error: BaseException, details: str = "") -> CNIError:
-    """An unforeseen error in one line."""
-    lines = str(error).splitlines()
-    message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return CNIError(INTERNAL, message, details)
-
-
 def _written(write: Callable[[str], None], text: str) -> bool:
     """Write to standard output; False when nobody reads it any more."""
     try:
@@ -258,54 +199,6 @@ def _written(write: Callable[[str], None], text: str) -> bool:
     return True
 
 
-def _read_stdin() -> bytes:
-    with open(0, "rb", closefd=False) as stdin:
-        return stdin.read()
-
-
-def _write_stdout(text: str) -> None:
-    _write(1, text)
-
-
-def _write_to_parent(parent: int, text: str) -> None:
-    """Write to standard output, if whoever started this process still lives.
-
-    A runtime that gives up kills the main plugin and not its delegates. Such a
-    one has a new parent, which knows nothing of the call, and would tell nobody.
-
-    Raises:
-      BrokenPipeError: nobody will read it.
-    """
-    if os.getppid() != parent:
-        raise BrokenPipeError(
-            errno.EPIPE, "the process that started the plugin is gone"
-        )
-    _write_stdout(text)
-
-
-def _write(descriptor: int, text: str) -> None:
-    """Write all of a text without a buffer, which could fail again at exit."""
-    data = text.encode()
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _complain(line: str) -> None:
-    try:
-        _write(2, f"{line}\n")
-    except OSError:
-        return  # nobody listens, and there is nobody else to tell
-
-
-def _occupy_closed_descriptors() -> None:
-    """Keep files and sockets off the numbers 0, 1 and 2.
-
-    A runtime that closed one of them would otherwise have the result written
-    into whatever is opened next. What is put there reads as empty and cannot
-    be written to.
-    """
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDONLY)  # the lowest free number
+def complain_line(line: str) -> None:
+    """Write a line to standard error; nobody may listen."""
+    relay.complain(f"{line}\n".encode(errors="backslashreplace"))

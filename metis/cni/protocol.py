@@ -49,6 +49,18 @@ class CNIError(MetisError):
         self.details = _clean(details)
 
 
+def internal(error: BaseException, details: str = "") -> CNIError:
+    """An unforeseen error in one line."""
+    lines = str(error).splitlines()
+    message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return CNIError(INTERNAL, message, details)
+
+
+def unread(problem: object) -> CNIError:
+    """The error of an ADD whose result could not be written."""
+    return CNIError(IO_FAILURE, f"the result cannot be written to stdout: {problem}")
+
+
 def error_text(error: CNIError, version: str | None) -> str:
     """The error object as JSON (section 5, "Error").
 

@@ -31,14 +31,17 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import trio
 
 from metis.clock import Clock, SystemClock
-from metis.engine import Engine
 from metis.errors import InvalidRequest, StoreBusy, StoreError
 from metis.model import Owner
-from metis.store.store import Store
+
+if TYPE_CHECKING:  # who only keeps a DEL, or looks for one, needs neither
+    from metis.engine import Engine
+    from metis.store.store import Store
 
 log = logging.getLogger("metis.spool")
 
@@ -53,9 +56,9 @@ MAX_ENTRY_BYTES = 4096
 """Largest file that is read. The three names have at most 253 bytes each, which
 JSON can spell six times as long; the plugin's own have 1,000 in all."""
 
-LOOK_SECONDS = 2.0
-"""Pause between two looks of the daemon, in seconds: a look at a directory that
-does not exist is one failing call, and what waits there holds nobody up."""
+LOOK_SECONDS = 5.0
+"""Pause between two looks of the daemon, in seconds. What waits there holds nobody up,
+and waking is nearly all that an idle daemon does."""
 
 LOCK_PAUSE = 0.02
 """Seconds between two tries to lock: the holder applies a few entries."""
@@ -155,7 +158,11 @@ def keep(db_path: str, owner: Owner, clock: Clock | None = None) -> None:
 def pending(db_path: str, owner: Owner) -> Sequence[str]:
     """Paths of the DELs of an owner that are not applied yet; as a rule, none."""
     key = _key(owner)
-    return [path for path in _entries(db_path) if os.path.basename(path)[:32] == key]
+    return [
+        path
+        for path in _entries(directory_of(db_path))
+        if os.path.basename(path)[:32] == key
+    ]
 
 
 async def apply(db_path: str, engine: Engine, store: Store) -> int:
@@ -177,14 +184,17 @@ async def apply(db_path: str, engine: Engine, store: Store) -> int:
       StoreError: the database failed; what was not applied stays.
       OSError: the spool cannot be read now; what was not applied stays.
     """
+    return await _apply(directory_of(db_path), engine, store)
+
+
+async def _apply(directory: str, engine: Engine, store: Store) -> int:
     applied = 0
-    if not _entries(db_path):
+    if not _entries(directory):
         return applied
-    directory = directory_of(db_path)
     with _opened(directory) as descriptor:
         await _locked(descriptor, directory)
         _sweep(directory)
-        for path in _entries(db_path):
+        for path in _entries(directory):
             try:
                 entry = _read(path)
             except (OSError, ValueError) as error:
@@ -220,9 +230,10 @@ async def keep_applying(
       store: as for `apply`.
       task_status: told after the first time, before which nobody is served.
     """
+    directory = directory_of(db_path)  # of the file that is open, wherever links lead
     while True:
         try:
-            await apply(db_path, engine, store)
+            await _apply(directory, engine, store)
         except (StoreError, OSError) as error:
             log.warning("DELs of the spool wait: %s", error)
         task_status.started()
@@ -241,9 +252,8 @@ def _key(owner: Owner) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _entries(db_path: str) -> list[str]:
+def _entries(directory: str) -> list[str]:
     """Paths of what waits; nothing where nobody ever kept anything."""
-    directory = directory_of(db_path)
     try:
         names = sorted(os.listdir(directory))
     except OSError:

@@ -26,11 +26,20 @@ COOLDOWN = 0.2
 
 @dataclass
 class Churn:
-    """What the clients were told: who has which address, and how many calls it took."""
+    """What the clients were told: who has which address.
+
+    Attributes:
+      held: the address of each container that has one.
+      deleted: containers that gave theirs back.
+      calls: how many there were.
+      busy: there were more than a hundred.
+      stopped: set to end it.
+    """
 
     held: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     calls: int = 0
+    busy: trio.Event = field(default_factory=trio.Event)
     stopped: trio.Event = field(default_factory=trio.Event)
 
     async def over(self, socket_path: str, name: str) -> None:
@@ -58,6 +67,8 @@ class Churn:
             await delete(channel, container)
             self.deleted.add(container)
             self.calls += 1
+        if self.calls > 100:
+            self.busy.set()
 
 
 async def add(channel: Channel, container: str) -> str:
@@ -66,7 +77,7 @@ async def add(channel: Channel, container: str) -> str:
         interface_name="eth0", container_id=container, initial_pod_cidr=CIDR
     )
     answer = await AdaptiveIpamStub(channel).allocate_pod_ip(
-        AllocatePodIpRequest(ipv4_config=config), timeout=20
+        AllocatePodIpRequest(ipv4_config=config), timeout=120
     )
     assert answer.ipv4 is not None
     return answer.ipv4.ip_address
@@ -76,5 +87,5 @@ async def delete(channel: Channel, container: str) -> None:
     """Give back what a container has."""
     await AdaptiveIpamStub(channel).deallocate_pod_ip(
         DeallocatePodIpRequest(interface_name="eth0", container_id=container),
-        timeout=20,
+        timeout=120,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-START_TIMEOUT = 30.0
+START_TIMEOUT = 120.0
 """Seconds until a daemon that does not start fails the test."""
 
 

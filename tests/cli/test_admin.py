@@ -77,7 +77,7 @@ def import_rows(daemon: DaemonProcess, count: int) -> None:
     import apsw
 
     connection = apsw.Connection(str(daemon.db_path))
-    connection.set_busy_timeout(5000)
+    connection.set_busy_timeout(60_000)
     connection.execute(
         "WITH RECURSIVE series (n) AS "
         "(SELECT 0 UNION ALL SELECT n + 1 FROM series WHERE n < ?) "

@@ -27,7 +27,7 @@ def fill(daemon: DaemonProcess, *containers: str) -> None:
 
 def execute(path: Path, statements: str) -> None:
     connection = apsw.Connection(str(path))
-    connection.set_busy_timeout(10_000)
+    connection.set_busy_timeout(60_000)
     connection.execute(statements)
     connection.close()
 

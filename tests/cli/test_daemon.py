@@ -247,6 +247,7 @@ def test_the_watchdog_is_fed_while_another_process_holds_the_write_lock(
     daemon = start_daemon(WATCHDOG_USEC="50000")
     daemon.wait_for("WATCHDOG=1")
     holder = apsw.Connection(str(daemon.db_path))
+    holder.set_busy_timeout(60_000)
     holder.execute("BEGIN IMMEDIATE")
     daemon.told()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""No call of these tests is logged where the machine's own plugin logs."""
+"""No call is logged where the machine's own plugin logs, or pauses between tries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metis.cni import log
+from metis.cni import client, log
 from metis.config import DEFAULT_CNI_LOG_PATH
 
 
@@ -22,3 +22,10 @@ def no_log_of_the_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "append", append_elsewhere)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens between two tries that a test would wait for, in slow time."""
+    if not {"autojump_clock", "mock_clock"} & set(request.fixturenames):
+        monkeypatch.setattr(client, "CONNECT_PAUSE", 0.0)

@@ -11,17 +11,24 @@ from metis.cni.client import OpenChannel
 from metis.cni.plugin import run
 from tests.cni.calls import Config
 from tests.cni.fakes import Unreachable
+from tests.unhurried import UNHURRIED
 
 UNLOGGED = 'metis.config.DEFAULT_CNI_LOG_PATH = "/dev/null"'
 """Keeps a program that imported `metis.config` from the machine's own log, which is
 where calls are logged that fail before they name another one."""
 
-METIS = [
-    *(sys.executable, "-c"),
-    f"import sys, metis.config; {UNLOGGED}; "
-    "from metis.__main__ import main; sys.exit(main())",
-]
+MAIN = f"""
+import sys, metis.config
+{UNLOGGED}
+from metis.__main__ import main
+sys.exit(main())
+"""
+
+METIS = [sys.executable, "-c", MAIN]
 """The program `metis`, as `python -m metis` has it."""
+
+UNHURRIED_METIS = [sys.executable, "-c", UNHURRIED + MAIN]
+"""The same, with patience for whom it asks: a test, or a database that is busy."""
 
 
 @dataclass

@@ -1,14 +1,18 @@
-"""The CNI contract, case by case, in process and through the installed program.
+"""The CNI contract, case by case, by the relay, the whole plugin and the program.
 
 The cases follow the specification (1.1.0), and where it leaves something open,
 what libcni's plugin skeleton and the reference plugins do: a runtime can see the
-difference. Each has a network of its own on one daemon. In the ordinary run the
-cases go through a process where that matters, with `--conformance=program` all.
+difference. Each has a network of its own. All go through the relay and through the
+whole plugin, each with its daemon, and their answers are the same to the byte. In the
+ordinary run the cases go through a process where that matters, with
+`--conformance=program` all.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,16 +24,19 @@ import pytest
 
 import metis
 from metis.cni.protocol import SUPPORTED_VERSIONS, about_text, version_text
-from tests.cni.calls import Config
+from metis.cni.relay import Relay
+from tests.cni.calls import Config, environ
 from tests.cni.conformance import (
     Answer,
+    InProcess,
     Node,
     Program,
+    Recorded,
     Runtime,
-    in_process,
     installed,
     node,
 )
+from tests.cni.relaying import standing_in
 
 V4, V6 = {"subnet": "10.240.0.0/24"}, {"subnet": "fd00:10::/64"}
 ONE = {"subnet": "10.9.0.8/32"}
@@ -72,8 +79,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return installed(tmp_path_factory.mktemp("cni"))
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node like the first, for the whole plugin."""
+    with node(tmp_path_factory.mktemp("n")) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, served: Node) -> Program:
+    return installed(tmp_path_factory.mktemp("cni"), served.socket_path)
 
 
 _networks = (f"network-{number}" for number in itertools.count())
@@ -90,12 +104,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", chosen, ids=[one.__name__ for one in chosen])
 
 
-def test_in_process(case: Case, served: Node) -> None:
-    case(Runtime(served, in_process, next(_networks)))
+def test_relay_and_whole_plugin_answer_alike(
+    case: Case, served: Node, other: Node
+) -> None:
+    network = next(_networks)
+    told = []
+    for place, relayed in ((served, True), (other, False)):
+        carry = InProcess(place.socket_path, relayed)
+        recorded = Recorded(carry, place)
+        before = recorded.logged()
+        case(Runtime(place, recorded, network))
+        after = recorded.logged()
+        lines = {
+            name: all_[len(before.get(name, ())) :] for name, all_ in after.items()
+        }
+        told.append((recorded.answers, {k: v for k, v in lines.items() if v}))
+    assert told[0] == told[1]
 
 
 def test_the_installed_program(case: Case, served: Node, program: Program) -> None:
     case(Runtime(served, program, next(_networks)))
+
+
+def test_what_a_runtime_does_all_day_is_relayed(served: Node) -> None:
+    runtime = Runtime(
+        served, InProcess(served.socket_path, relayed=True), next(_networks)
+    )
+    fields = json.dumps(runtime.config()).encode()
+    for command in ("STATUS", "ADD", "GC", "DEL", "DEL", "VERSION"):
+        with standing_in(environ(command), lambda: fields) as seen:
+            assert Relay("metis", served.socket_path, os.getppid()).carry_out() == 0
+        assert seen.taken_over == [], command
 
 
 def refused(answer: Answer, code: int, *said: str) -> None:
@@ -490,12 +529,16 @@ def status_is_silent_while_an_add_could_be_served(runtime: Runtime) -> None:
 @conforms
 def status_never_waits_for_the_write_lock(runtime: Runtime) -> None:
     writer = apsw.Connection(runtime.node.db_path)
+    writer.set_busy_timeout(60_000)
     try:
         writer.execute("BEGIN IMMEDIATE")
-        start = time.monotonic()
         strict = runtime.config(ipam={"statusOnExhaustion": True})
-        silent(runtime.call("STATUS", fields=strict))
-        assert time.monotonic() - start < 1
+        seconds = []
+        for _ in range(5):  # a machine that is busy is not busy five times in a row
+            start = time.monotonic()
+            silent(runtime.call("STATUS", fields=strict))
+            seconds.append(time.monotonic() - start)
+        assert min(seconds) < 1
     finally:
         writer.close()
 
@@ -760,3 +803,15 @@ def every_call_is_a_line_in_the_log(runtime: Runtime) -> None:
     assert 'outcome="7: CHECK needs prevResult' in lines[3]
     assert len(lines) == 4
     assert "hunter2" not in path.read_text()
+
+
+@conforms
+def a_log_of_level_debug_has_what_the_call_was_told(runtime: Runtime) -> None:
+    path = Path(runtime.node.directory) / f"{runtime.network}.log"
+    fields = runtime.config(logFile=str(path), logLevel="debug")
+    runtime.call("ADD", fields=fields, CNI_ARGS="K8S_POD_NAME=web")
+    refused(runtime.call("ADD", "c2", fields, CNI_ARGS="K8S_POD_NAME"), 4)
+    given, wrong = path.read_text().splitlines()
+    assert " netns=/run/netns/absent " in given
+    assert ' args="K8S_POD_NAME=web" stdin="{' in given
+    assert " details=" in wrong

@@ -28,6 +28,7 @@ from metis.api.adaptiveipam.v1 import (
     AllocatePodIpResponse,
     CheckPodIpRequest,
     DeallocatePodIpRequest,
+    DeallocatePodIpResponse,
     IpConfig,
 )
 from metis.clock import SystemClock
@@ -44,8 +45,9 @@ from metis.rpc.server import serve
 from metis.store import healing, sql
 from tests.cni.calls import Config, config, environ, ipam, request
 from tests.cni.fakes import FakeIpam
+from tests.cni.process import UNHURRIED_METIS
 
-METIS = [sys.executable, "-m", "metis"]
+DAEMON = [sys.executable, "-m", "metis", "daemon"]
 
 PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 """A main plugin, as far as its delegate sees of it."""
@@ -105,7 +107,7 @@ class Place:
     async def run(self, command: str, container: str = "c1") -> tuple[int, Any]:
         """One call as a process; its status and what it printed."""
         done = await trio.run_process(
-            METIS,
+            UNHURRIED_METIS,
             env=environ(command, CNI_CONTAINERID=container),
             stdin=json.dumps(self.config()).encode(),
             capture_stdout=True,
@@ -200,7 +202,7 @@ async def test_a_released_address_rests_as_long_as_the_configuration_says(
 async def test_an_add_waits_for_a_cooldown_as_it_does_with_a_daemon(
     place: Place,
 ) -> None:
-    async with open_direct(place.db_path, 0.3) as channel:
+    async with open_direct(place.db_path, 0.05) as channel:
         stub = AdaptiveIpamStub(channel)
         first, second = (
             AllocatePodIpRequest(
@@ -237,7 +239,7 @@ async def test_direct_mode_and_the_daemon_take_turns_on_one_database(
 async def test_direct_mode_works_beside_a_daemon_that_does_not_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "LIVENESS_SECONDS", 0.05)
+    monkeypatch.setattr(client, "LIVENESS_SECONDS", 0.001)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(place.socket_path)
         deaf.listen()
@@ -485,7 +487,7 @@ async def test_after_kill_9_of_the_daemon_the_next_call_succeeds(place: Place) -
             partial(
                 trio.run_process,
                 [
-                    *(*METIS, "daemon", "--db-path", place.db_path),
+                    *(*DAEMON, "--db-path", place.db_path),
                     *("--socket-path", place.socket_path),
                 ],
                 stdin=PIPE,
@@ -517,6 +519,7 @@ class Orphaning(FakeIpam):
     def __init__(self) -> None:
         super().__init__()
         self.parent: trio.Process | None = None
+        self.undone = trio.Event()
 
     async def allocate_pod_ip(
         self, message: AllocatePodIpRequest
@@ -525,6 +528,12 @@ class Orphaning(FakeIpam):
         self.parent.send_signal(signal.SIGKILL)
         await self.parent.wait()
         return await super().allocate_pod_ip(message)
+
+    async def deallocate_pod_ip(
+        self, message: DeallocatePodIpRequest
+    ) -> DeallocatePodIpResponse:
+        self.undone.set()
+        return await super().deallocate_pod_ip(message)
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -541,7 +550,7 @@ async def test_an_orphan_gives_back_what_it_was_given_and_nothing_else(
         ipam.parent = await nursery.start(
             partial(
                 trio.run_process,
-                [sys.executable, "-c", PARENT, *METIS],
+                [sys.executable, "-c", PARENT, *UNHURRIED_METIS],
                 env=environ(),
                 stdin=json.dumps(place.config()).encode(),
                 stdout=write_end,
@@ -552,8 +561,7 @@ async def test_an_orphan_gives_back_what_it_was_given_and_nothing_else(
         if not read:
             os.close(read_end)
         with trio.fail_after(30):
-            while len(ipam.asked) < 2:
-                await trio.lowlevel.checkpoint()
+            await ipam.undone.wait()
         nursery.cancel_scope.cancel()
     if read:
         assert os.read(read_end, 1) == b""

@@ -325,8 +325,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return installed(tmp_path_factory.mktemp("cni"))
+def program(tmp_path_factory: pytest.TempPathFactory, served: Node) -> Program:
+    return installed(tmp_path_factory.mktemp("cni"), served.socket_path)
 
 
 def test_whatever_comes_into_the_installed_program_a_failed_add_takes_nothing(

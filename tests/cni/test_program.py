@@ -18,9 +18,9 @@ from metis.api.adaptiveipam.v1 import DeallocatePodIpRequest
 from metis.cni.protocol import about_text, version_text
 from metis.health import HealthService
 from metis.rpc.server import serve
-from tests.cni.calls import config, environ, ipam
+from tests.cni.calls import Config, config, environ, ipam
 from tests.cni.fakes import FakeIpam
-from tests.cni.process import METIS
+from tests.cni.process import METIS, UNHURRIED_METIS
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_without_a_command_the_program_tells_what_it_is(
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=120,
         )
     finally:
         os.close(read_end)
@@ -118,17 +118,22 @@ def socket_path(tmp_path: Path) -> Iterator[str]:
     assert not os.path.exists(path)
 
 
+def reached_at(socket_path: str, log: Path) -> Config:
+    """The daemon of a test, and nothing of the machine's instead of it."""
+    return ipam(daemonSocket=socket_path, dbPath="/dev/null/a", logFile=str(log))
+
+
 async def test_the_program_does_its_job_over_a_real_socket(
     socket_path: str, log: Path
 ) -> None:
     daemon = FakeIpam()
-    fields = config(ipam=ipam(daemonSocket=socket_path, logFile=str(log)))
+    fields = config(ipam=reached_at(socket_path, log))
     async with trio.open_nursery() as nursery:
         await nursery.start(
             serve, [daemon, HealthService([])], metis.UnixTransport(socket_path)
         )
         done = await trio.run_process(
-            METIS,
+            UNHURRIED_METIS,
             env=environ(),
             stdin=json.dumps(fields).encode(),
             capture_stdout=True,
@@ -148,10 +153,12 @@ async def test_an_add_whose_reader_went_away_gives_its_address_back(
 ) -> None:
     """The orphan of a main plugin that was killed: its stdout is a broken pipe."""
     daemon = FakeIpam()
-    fields = config(ipam=ipam(daemonSocket=socket_path, logFile=str(log)))
+    fields = config(ipam=reached_at(socket_path, log))
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *METIS] if closed else METIS
+    command = UNHURRIED_METIS
+    if closed:
+        command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command]
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve, [daemon], metis.UnixTransport(socket_path)))
         done = await trio.run_process(
@@ -195,4 +202,6 @@ def test_a_broken_installation_is_told_as_an_error_object(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     answer = json.loads(done.stdout)
-    assert answer == {"code": 999, "msg": "ImportError: half of it is missing"}
+    assert answer["code"] == 999
+    assert answer["msg"] == "ImportError: half of it is missing"
+    assert "`metis install`" in answer["details"]

@@ -20,10 +20,10 @@ METIS = Path(sys.executable).with_name("metis")
 COOLDOWN = "10m"
 """Longer than any scenario, so that no address cools down within one."""
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 """Until a starting daemon must be ready."""
 
-STOP_SECONDS = 30.0
+STOP_SECONDS = 120.0
 """Until a daemon that was told to stop must have ended."""
 
 

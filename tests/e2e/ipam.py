@@ -28,6 +28,9 @@ def metis_ipam(daemon: Daemon, log: Path, *subnets: str, network: str = "") -> C
             {"dst": EVERYWHERE["6" if ":" in subnet else "4"]} for subnet in subnets
         ],
         "daemonSocket": str(daemon.socket_path),
+        # Where the plugin goes when the daemon does not answer in time.
+        "dbPath": str(daemon.db_path),
+        "releaseCooldown": daemon.cooldown,
         "logFile": str(log),
     }
     if network:

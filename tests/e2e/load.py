@@ -26,7 +26,7 @@ CLIENTS = 32
 CHANNELS = 4
 """Connections that the clients share."""
 
-CALL_SECONDS = 30.0
+CALL_SECONDS = 120.0
 """Until a call must have answered, as long as the daemon lives."""
 
 

@@ -99,4 +99,4 @@ def addresses_in(netns: Path, interface: str) -> set[str]:
 def ping(netns: Path, address: str) -> None:
     """Send one echo request from inside `netns`; the answer must come."""
     # The first packet may wait for neighbour discovery: 3 tries of 1 s (arp(7)).
-    output("nsenter", f"--net={netns}", "ping", "-n", "-c", "1", "-w", "5", address)
+    output("nsenter", f"--net={netns}", "ping", "-n", "-c", "1", "-w", "60", address)

@@ -87,12 +87,12 @@ def test_three_pods_get_addresses_reach_each_other_and_give_them_back(
     for pod in pods:
         container = containerd.start_container(pod)
         for peer in pods:
-            containerd.execute(container, "ping", "-c1", "-w5", addresses[peer][0])
+            containerd.execute(container, "ping", "-c1", "-w60", addresses[peer][0])
 
     # The gateway of a pod is the host's end of its link.
     shown = containerd.execute(container, "ip", "-6", "route")
     assert "default via fd00:103::1" in shown
-    containerd.execute(container, "ping", "-c1", "-w5", "fd00:103::1")
+    containerd.execute(container, "ping", "-c1", "-w60", "fd00:103::1")
 
     for pod in pods:
         containerd.stop(pod.sandbox_id)

@@ -12,7 +12,7 @@ from tests.e2e import ledger
 from tests.e2e.daemon import Daemon
 from tests.e2e.ipam import metis_ipam
 from tests.e2e.network import output
-from tests.e2e.plugin import Plugin, added, delegate
+from tests.e2e.plugin import Plugin, delegate
 
 SUBNET = "10.105.0.0/22"
 
@@ -35,7 +35,7 @@ def plugin(absent: Daemon, plugin_directory: Path, tmp_path: Path) -> Plugin:
 
 def on_its_files(absent: Daemon, plugin_directory: Path, log: Path) -> Plugin:
     """The plugin, which can do without the daemon."""
-    config = delegate(metis_ipam(absent, log, SUBNET) | {"dbPath": str(absent.db_path)})
+    config = delegate(metis_ipam(absent, log, SUBNET))
     return Plugin(plugin_directory / "metis", config)
 
 
@@ -52,7 +52,8 @@ def check(daemon: Daemon, given: dict[str, str]) -> None:
 def test_200_plugins_at_once_without_daemon_or_database_get_an_address_each(
     absent: Daemon, plugin: Plugin
 ) -> None:
-    given = plugin.add_many([f"c{number}" for number in range(MANY)])
+    names = [f"c{number}" for number in range(MANY)]
+    given = plugin.added_many(plugin.start_many(names))
     absent.start()
     try:
         check(absent, given)
@@ -64,12 +65,11 @@ def test_200_plugins_at_once_while_a_daemon_starts_get_an_address_each(
     absent: Daemon, plugin: Plugin
 ) -> None:
     names = [f"c{number}" for number in range(MANY)]
-    processes = [plugin.start("ADD", name) for name in names[: MANY // 2]]
+    processes = plugin.start_many(names[: MANY // 2])
     absent.start()
     try:
-        given = plugin.add_many(names[MANY // 2 :])
-        for name, process in zip(names, processes, strict=False):
-            given[name] = added(process)
+        processes |= plugin.start_many(names[MANY // 2 :])
+        given = plugin.added_many(processes)
         check(absent, given)
     finally:
         absent.stop()

@@ -94,7 +94,7 @@ def test_two_networks_have_the_same_addresses_and_nothing_else_in_common(
     # Whoever answers stands on the same bridge: each pod has one interface.
     for network in HANDLERS:
         container = containerd.start_container(pods[network, FIRST])
-        containerd.execute(container, "ping", "-c1", "-w5", SECOND)
+        containerd.execute(container, "ping", "-c1", "-w60", SECOND)
 
     containerd.stop(pods[A, FIRST].sandbox_id)
 

@@ -68,7 +68,7 @@ def owned_by(container_id: str, addresses: set[str]) -> set[Holding]:
 
 def ping(podman: Podman, container: str, addresses: set[str]) -> None:
     for address in addresses:
-        podman("exec", container, "ping", "-c", "1", "-w", "5", address)
+        podman("exec", container, "ping", "-c", "1", "-w", "60", address)
 
 
 def test_a_container_has_its_address_from_run_to_rm(
@@ -127,7 +127,7 @@ def test_a_container_that_ends_by_itself_gives_its_address_back(
     # without most of the variables of this session.
     podman(
         *("run", "--detach", "--rm", "--network", "pods", IMAGE),
-        *("ping", "-c", "1", "-w", "5", "10.102.0.2"),
+        *("ping", "-c", "1", "-w", "60", "10.102.0.2"),
     )
     until(
         "the addresses came back",

@@ -193,7 +193,7 @@ def test_pods_that_vanished_are_freed_by_what_the_node_shows_and_live_ones_kept(
 
     one, two = alive
     container = containerd.start_container(one)
-    containerd.execute(container, "ping", "-c1", "-w5", addresses[two])
+    containerd.execute(container, "ping", "-c1", "-w60", addresses[two])
 
 
 def _reason(daemon: Daemon) -> str:

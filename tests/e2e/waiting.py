@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds until a condition counts as failed; on an idle machine most hold at once."""
 
 PAUSE = 0.02

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,30 +157,30 @@ class Containerd:
         process.kill()
         process.wait()
 
-    def run(
-        self, name: str, handler: str = DEFAULT_HANDLER, seconds: float = CALL_SECONDS
-    ) -> Pod:
+    def run(self, name: str, handler: str = DEFAULT_HANDLER) -> Pod:
         """Start a pod; it has its network when this returns.
 
         Args:
           name: of the pod.
           handler: the runtime handler, which tells the network.
-          seconds: until the client gives up.
 
         Raises:
           grpc.RpcError: containerd could not.
         """
-        config = cri.PodSandboxConfig(
-            metadata=cri.PodSandboxMetadata(
-                name=name, namespace="e2e", uid=f"uid-{name}", attempt=0
-            ),
-            linux=cri.LinuxPodSandboxConfig(),
-        )
-        answer = self._runtime.RunPodSandbox(
-            cri.RunPodSandboxRequest(config=config, runtime_handler=handler),
-            timeout=seconds,
-        )
-        return Pod(answer.pod_sandbox_id, config)
+        wanted = _pod(name, handler)
+        answer = self._runtime.RunPodSandbox(wanted, timeout=CALL_SECONDS)
+        return Pod(answer.pod_sandbox_id, wanted.config)
+
+    @contextmanager
+    def abandoned(self, name: str) -> Iterator[None]:
+        """Start a pod, and give up on it at the end of the body of a `with`."""
+        wanted = _pod(name, DEFAULT_HANDLER)
+        call = self._runtime.RunPodSandbox.future(wanted, timeout=CALL_SECONDS)
+        try:
+            yield
+            assert not call.done(), "nobody has held it up"
+        finally:
+            call.cancel()
 
     def addresses(self, pod: Pod) -> list[str]:
         """The pod's addresses, the primary one first."""
@@ -210,7 +211,7 @@ class Containerd:
     def execute(self, container_id: str, *command: str) -> str:
         """Run a command that must succeed inside a container; returns its output."""
         done: Any = self._runtime.ExecSync(
-            cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=30),
+            cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=90),
             timeout=CALL_SECONDS,
         )
         assert done.exit_code == 0, (
@@ -241,3 +242,14 @@ class Containerd:
         except grpc.RpcError:
             return False
         return all(condition.status for condition in status.conditions)
+
+
+def _pod(name: str, handler: str) -> cri.RunPodSandboxRequest:
+    """What asks for a pod."""
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(
+            name=name, namespace="e2e", uid=f"uid-{name}", attempt=0
+        ),
+        linux=cri.LinuxPodSandboxConfig(),
+    )
+    return cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
