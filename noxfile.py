@@ -63,5 +63,9 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
+    """Figures beside yardsticks; docs/performance.md says what and with which flags.
+
+    Needs host-local for a part of them, and root for the profile.
+    """
     install(session, "bench")
     session.run("python", "-m", "benchmarks", *session.posargs)

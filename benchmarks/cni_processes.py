@@ -85,7 +85,7 @@ def cni_environment(verb: str, container_id: str, program: str) -> dict[str, str
     }
 
 
-def run_once(argv: list[str], environment: dict[str, str], stdin: bytes) -> Run:
+def run_once(argv: Sequence[str], environment: dict[str, str], stdin: bytes) -> Run:
     """Spawn one process and account for it; files, not pipes, so it never waits."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
         source.write(stdin)
@@ -97,7 +97,7 @@ def run_once(argv: list[str], environment: dict[str, str], stdin: bytes) -> Run:
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         ]
         start = time.perf_counter()
-        pid = os.posix_spawnp(argv[0], argv, environment, file_actions=actions)
+        pid = os.posix_spawnp(argv[0], list(argv), environment, file_actions=actions)
         _, status, usage = os.wait4(pid, 0)
         wall = time.perf_counter() - start
         sink.seek(0)
@@ -108,6 +108,11 @@ def run_once(argv: list[str], environment: dict[str, str], stdin: bytes) -> Run:
             os.waitstatus_to_exitcode(status),
             sink.read(),
         )
+
+
+def with_previous_result(config: bytes, result: bytes) -> bytes:
+    """The configuration of a CHECK, as libcni passes it."""
+    return config.rstrip()[:-1] + b',"prevResult":' + result + b"}"
 
 
 def verb_costs(
@@ -126,7 +131,7 @@ def verb_costs(
             name = f"{tag}-{i + WARM_UP_RUNS}"
             stdin = config
             if verb == "CHECK" and name in results:
-                stdin = config.rstrip()[:-1] + b',"prevResult":' + results[name] + b"}"
+                stdin = with_previous_result(config, results[name])
             done = run_once([program], cni_environment(verb, name, program), stdin)
             if verb == "ADD":
                 results[name] = done.output
@@ -134,14 +139,6 @@ def verb_costs(
                 counted.append(done)
         costs.append(Cost(f"{label} {verb}", counted))
     return costs
-
-
-def command_cost(argv: list[str], runs: int, label: str) -> Cost:
-    """The cost of a command without input, such as a bare interpreter."""
-    environment = {"PATH": os.environ["PATH"]}
-    for _ in range(WARM_UP_RUNS):
-        run_once(argv, environment, b"")
-    return Cost(label, [run_once(argv, environment, b"") for _ in range(runs)])
 
 
 def burst_seconds(program: str, config: bytes, count: int) -> tuple[float, int]:

@@ -13,8 +13,9 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -45,7 +46,7 @@ class Level:
     p95_ms: float
     p99_ms: float
     max_ms: float
-    server_cpu_us: float
+    server_cpu_us: float | None
     client_cpu_us: float
     failures: dict[str, int]
     addresses_given_twice: int
@@ -78,7 +79,7 @@ class Level:
             f"{self.p95_ms:.2f}",
             f"{self.p99_ms:.2f}",
             f"{self.max_ms:.2f}",
-            f"{self.server_cpu_us:.0f}",
+            "-" if self.server_cpu_us is None else f"{self.server_cpu_us:.0f}",
             f"{self.client_cpu_us:.0f}",
             failures,
         ]
@@ -127,7 +128,7 @@ async def run_level(
       operation: name for the report.
       requests: serialised messages.
       concurrency: calls under way.
-      pid: the server process, for its CPU time.
+      pid: the server process, for its CPU time; 0 when it is not known.
     """
     latencies: list[float] = []
     failures: Counter[str] = Counter()
@@ -144,12 +145,12 @@ async def run_level(
             latencies.append((time.perf_counter() - start) * 1e3)
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    server_cpu, start = cpu_seconds(pid), time.perf_counter()
+    server_cpu, start = cpu_seconds(pid) if pid else 0.0, time.perf_counter()
     await asyncio.gather(
         *(worker(methods[i % len(methods)]) for i in range(concurrency))
     )
     seconds = time.perf_counter() - start
-    server_cpu = cpu_seconds(pid) - server_cpu
+    server_cpu = cpu_seconds(pid) - server_cpu if pid else 0.0
     usage_after = resource.getrusage(resource.RUSAGE_SELF)
     client_cpu = (
         usage_after.ru_utime + usage_after.ru_stime - usage.ru_utime - usage.ru_stime
@@ -164,7 +165,7 @@ async def run_level(
         p95_ms=percentile(latencies, 95),
         p99_ms=percentile(latencies, 99),
         max_ms=max(latencies),
-        server_cpu_us=server_cpu * 1e6 / calls,
+        server_cpu_us=server_cpu * 1e6 / calls if pid else None,
         client_cpu_us=client_cpu * 1e6 / calls,
         failures=dict(failures),
         addresses_given_twice=(
@@ -183,6 +184,23 @@ def _given_twice(answers: Sequence[bytes]) -> int:
     return sum(count - 1 for count in addresses.values())
 
 
+def open_channel(socket: str) -> grpc.aio.Channel:
+    """A channel that shares its connection with no other."""
+    return grpc.aio.insecure_channel(
+        f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]
+    )
+
+
+def method(channel: grpc.aio.Channel, operation: str) -> Any:
+    """A method of the service, which takes and gives serialised messages."""
+    return channel.unary_unary(f"/adaptiveipam.v1.AdaptiveIpam/{operation}")
+
+
+def unused_tag() -> str:
+    """A prefix of container ids that nobody has used."""
+    return f"bench-{os.getpid()}-{time.monotonic_ns()}"
+
+
 async def load(
     socket: str,
     pid: int,
@@ -192,44 +210,91 @@ async def load(
     cidr: str = "10.240.0.0/20",
     network: str = "",
     channels: int = 1,
+    warm_up: int = 0,
     deallocate: bool = True,
 ) -> tuple[float, list[Level]]:
     """Allocate `calls` addresses, then give them back.
+
+    Args:
+      socket: the server's.
+      pid: the server's, 0 when it is not known.
+      calls: of each operation.
+      concurrency: calls under way.
+      cidr: the block that the first call brings.
+      network: whose pool it is.
+      channels: connections, used in turn.
+      warm_up: calls of each operation that go before and are not counted.
+      deallocate: whether to give the addresses back.
 
     Returns:
       The milliseconds of the very first allocate, which adds the CIDR block and
       is not counted in the levels; then one level per operation.
     """
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    opened = [
-        grpc.aio.insecure_channel(f"unix:{socket}", options=options)
-        for _ in range(channels)
-    ]
+    opened = [open_channel(socket) for _ in range(channels)]
     try:
         await asyncio.gather(*(channel.channel_ready() for channel in opened))
-        service = "/adaptiveipam.v1.AdaptiveIpam/"
-        allocate = [c.unary_unary(service + "AllocatePodIP") for c in opened]
-        release = [c.unary_unary(service + "DeallocatePodIP") for c in opened]
-        tag = f"bench-{os.getpid()}-{time.monotonic_ns()}"
-        ids = [f"{tag}-{i}" for i in range(calls)]
+        allocate = [method(c, "AllocatePodIP") for c in opened]
+        release = [method(c, "DeallocatePodIP") for c in opened]
+        tag = unused_tag()
+        ids = [f"{tag}-{i}" for i in range(warm_up + calls)]
         start = time.perf_counter()
         await allocate[0](
             allocate_request(f"{tag}-first", cidr, network), timeout=CALL_TIMEOUT
         )
         first_ms = (time.perf_counter() - start) * 1e3
-        requests = [allocate_request(name, cidr, network) for name in ids]
-        levels = [
-            await run_level(allocate, "AllocatePodIP", requests, concurrency, pid)
+        phases: list[tuple[str, list[Any], Callable[..., bytes]]] = [
+            ("AllocatePodIP", allocate, partial(allocate_request, cidr=cidr))
         ]
         if deallocate:
-            requests = [deallocate_request(name, network) for name in ids]
+            phases.append(("DeallocatePodIP", release, deallocate_request))
+        levels = []
+        for operation, methods, request in phases:
+            requests = [request(name, network=network) for name in ids]
+            if warm_up:
+                early = requests[:warm_up]
+                await run_level(methods, operation, early, concurrency, pid)
+            counted = requests[warm_up:]
             levels.append(
-                await run_level(release, "DeallocatePodIP", requests, concurrency, pid)
+                await run_level(methods, operation, counted, concurrency, pid)
             )
     finally:
         for channel in opened:
             await channel.close()
     return first_ms, levels
+
+
+async def connections_anew(
+    socket: str,
+    pid: int,
+    *,
+    calls: int,
+    concurrency: int,
+    cidr: str = "10.240.0.0/20",
+    network: str = "",
+) -> Level:
+    """Allocate `calls` addresses, each on a connection of its own."""
+
+    async def on_new_connection(
+        request: bytes,
+        timeout: float,  # noqa: ASYNC109 - called as grpcio's methods are
+    ) -> bytes:
+        channel = open_channel(socket)
+        try:
+            answer: bytes = await method(channel, "AllocatePodIP")(
+                request, timeout=timeout
+            )
+        finally:
+            await channel.close()
+        return answer
+
+    tag = unused_tag()
+    await on_new_connection(
+        allocate_request(f"{tag}-first", cidr, network), CALL_TIMEOUT
+    )
+    requests = [allocate_request(f"{tag}-{i}", cidr, network) for i in range(calls)]
+    return await run_level(
+        [on_new_connection], "AllocatePodIP", requests, concurrency, pid
+    )
 
 
 def main() -> None:
@@ -261,11 +326,6 @@ def main() -> None:
         print(f"first allocate before concurrency {concurrency}: {first_ms:.2f} ms")
         levels += some
     print(markdown_table(Level.HEADERS, [level.row() for level in levels]))
-
-
-def as_json(level: Level) -> dict[str, Any]:
-    """A level as plain data."""
-    return asdict(level)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +17,29 @@ START_TIMEOUT = 30.0
 """Seconds a server may take until it serves."""
 
 
+class StartFailedError(Exception):
+    """A server does not serve."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs: its socket and its process."""
+    """A server that runs: its socket and its process; no pid when it is not known.
+
+    Attributes:
+      name: for people.
+      socket: path of its Unix socket.
+      pid: of the process, 0 when it is not known.
+      start_ms: from its spawn until it said that it serves, wall time.
+    """
 
     name: str
     socket: str
     pid: int
+    start_ms: float = 0.0
+
+
+Start = Callable[[Path], AbstractContextManager[Server]]
+"""Starts a server on a directory, and stops it."""
 
 
 def metis_program() -> str:
@@ -31,7 +49,7 @@ def metis_program() -> str:
 
 @contextmanager
 def metis_daemon(directory: Path, *flags: str) -> Iterator[Server]:
-    """The installed daemon on a fresh database, ready when its READY=1 arrives."""
+    """The installed daemon on DIRECTORY/metis.sqlite; ready when it says READY=1."""
     path = directory / "metis.sock"
     notify = directory / "notify"
     with (
@@ -40,6 +58,7 @@ def metis_daemon(directory: Path, *flags: str) -> Iterator[Server]:
     ):
         receiver.bind(str(notify))
         receiver.settimeout(START_TIMEOUT)
+        start = time.perf_counter()
         child = subprocess.Popen(
             [
                 metis_program(),
@@ -55,8 +74,17 @@ def metis_daemon(directory: Path, *flags: str) -> Iterator[Server]:
             stderr=daemon_log,
         )
         with _stopped_at_exit(child):
-            receiver.recv(4096)
-            yield Server("metis", str(path), child.pid)
+            try:
+                while b"READY=1" not in receiver.recv(4096):
+                    pass
+            except TimeoutError:
+                said = (directory / "daemon.log").read_text(errors="replace")
+                raise StartFailedError(
+                    f"metis daemon did not serve within {START_TIMEOUT:g} s: "
+                    f"{said.strip()[-500:]}"
+                ) from None
+            start_ms = (time.perf_counter() - start) * 1e3
+            yield Server("metis", str(path), child.pid, start_ms)
 
 
 @contextmanager
@@ -70,8 +98,26 @@ def bare_server(directory: Path) -> Iterator[Server]:
     )
     assert child.stdout is not None
     with _stopped_at_exit(child), child.stdout:
-        child.stdout.readline()
+        if child.stdout.readline() != b"ready\n":
+            raise StartFailedError("the bare server did not start; see above")
         yield Server("bare grpclib on asyncio", str(path), child.pid)
+
+
+@contextmanager
+def running_server(socket_path: str, pid: int, directory: Path) -> Iterator[Server]:
+    """Use a daemon that somebody else has started, and leave it running."""
+    del directory  # it has one of its own
+    yield Server("other", socket_path, pid)
+
+
+@contextmanager
+def fresh(start: Start) -> Iterator[Server]:
+    """A server on an empty directory of its own, which is removed afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="metis-bench-") as name,
+        start(Path(name)) as server,
+    ):
+        yield server
 
 
 @contextmanager
