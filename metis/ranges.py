@@ -43,7 +43,12 @@ class AddressRange:
       excluded: pairs of offsets, both inclusive, that no pod gets; in order, and
         no two of them touch.
       windows: the pairs of offsets, both inclusive, that pods may get; in order.
-        What the other fields say, for whoever looks for a free address.
+        What the other fields say, for whoever looks for a free address, worked out
+        once, as what follows is.
+      gateway_offset: where the gateway stands in the block; None when it does not.
+      reserved_offsets: where the addresses of the block stand that are set aside for
+        this range: those of the block, with the gateway in place of network + 1.
+      is_whole: whether pods may get all of the block but what is set aside in it.
 
     Raises:
       InvalidRequest: nothing is left for pods.
@@ -55,15 +60,25 @@ class AddressRange:
     gateway: str
     excluded: tuple[tuple[int, int], ...] = ()
     windows: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
+    gateway_offset: int | None = field(init=False, compare=False, repr=False)
+    reserved_offsets: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    is_whole: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        gaps = list(self.excluded)
-        at = self.gateway_offset
-        if at is not None:
-            gaps.append((at, at))
-        object.__setattr__(
-            self, "windows", tuple(_between(self.first, self.last, sorted(gaps)))
-        )
+        at = self.block.offset_of(self.gateway)
+        own = set() if at is None else {at}
+        gaps = sorted([*self.excluded, *((offset, offset) for offset in own)])
+        edges = {offset for offset in self.block.reserved_offsets if offset != 1}
+        for name, value in (
+            ("windows", tuple(_between(self.first, self.last, gaps))),
+            ("gateway_offset", at),
+            ("reserved_offsets", tuple(sorted(edges | own))),
+            (
+                "is_whole",
+                (self.first, self.last, self.excluded) == (*_bounds(self.block), ()),
+            ),
+        ):
+            object.__setattr__(self, name, value)
         if not self.windows:
             raise InvalidRequest(
                 f"range {self} has no address for pods once the network, gateway and "
@@ -100,27 +115,6 @@ class AddressRange:
     def family(self) -> Family:
         """The address family."""
         return self.block.family
-
-    @property
-    def gateway_offset(self) -> int | None:
-        """Where the gateway stands in the block; None when it does not."""
-        return self.block.offset_of(self.gateway)
-
-    @property
-    def reserved_offsets(self) -> tuple[int, ...]:
-        """Where the addresses of the block stand that are set aside for this range.
-
-        Those of the block, with the gateway in place of network + 1.
-        """
-        edges = {offset for offset in self.block.reserved_offsets if offset != 1}
-        at = self.gateway_offset
-        return tuple(sorted(edges if at is None else edges | {at}))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether pods may get all of the block but what is set aside in it."""
-        first, last = _bounds(self.block)
-        return (self.first, self.last, self.excluded) == (first, last, ())
 
     def contains(self, offset: int) -> bool:
         """Whether a pod may get the address at an offset of the block."""

@@ -63,11 +63,11 @@ def owner_of(message: AllocatePodIpRequest) -> Owner:
             "the request has neither ipv4_config nor ipv6_config: set one or both"
         )
     network = message.network or DEFAULT_NETWORK
-    owners = {
+    owner, *others = [
         Owner(network, config.container_id, config.interface_name)
         for _, config in configs
-    }
-    if len(owners) > 1:
+    ]
+    if any(other != owner for other in others):
         raise InvalidRequest(
             "ipv4_config and ipv6_config name different interfaces or containers: "
             + " and ".join(
@@ -75,7 +75,7 @@ def owner_of(message: AllocatePodIpRequest) -> Owner:
                 for _, config in configs
             )
         )
-    return owners.pop()
+    return owner
 
 
 def wanted_of(message: AllocatePodIpRequest) -> list[Wanted]:

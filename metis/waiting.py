@@ -92,8 +92,8 @@ class Line:
 class Call:
     """An allocation on its way: what is asked, since when and until when.
 
-    `started_ms` is when it began, in stored time; `is_over` is set, and `scope`
-    cancelled, by the DEL of its owner.
+    `started_ms` is when it began, in stored time; `is_over` is set, and `scope`, in
+    which it waits, cancelled, by the DEL of its owner.
     """
 
     owner: Owner

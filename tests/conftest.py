@@ -1,4 +1,4 @@
-"""Options that make the ordinary run a thorough one, and a check after every test."""
+"""Options for thorough runs, patience on busy machines, a check after every test."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from hypothesis import HealthCheck, settings
 
-from tests.soundness import MARK_LINE, check_database, check_files, damages
+from tests import soundness, unhurried
+from tests.soundness import check_database, check_files, damages
 from tests.store import databases
+
+# How long an example takes says how busy the machine is. What the environment chose
+# already, as on a CI service, stays.
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARK_LINE)
+    config.addinivalue_line("markers", soundness.MARK_LINE)
+    config.addinivalue_line("markers", unhurried.MARK_LINE)
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No deadline strikes because the machine is busy (see tests.unhurried)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not unhurried.in_real_time(request.node):
+            patch.setattr(trio, "run", unhurried.run)
+            if request.node.get_closest_marker("trio"):  # whose `run` was read before
+                mark = pytest.mark.trio(run=unhurried.run)
+                request.node.add_marker(mark, append=False)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

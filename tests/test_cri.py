@@ -96,7 +96,7 @@ async def test_an_answer_that_is_no_answer_is_about_one_container_alone() -> Non
     assert told == Sandboxes(frozenset({"c1"}), frozenset({"c3"}))
 
 
-async def test_so_many_are_asked_for_and_no_more() -> None:
+async def test_so_many_are_asked_for_and_no_more(mock_clock: MockClock) -> None:
     runtime = FakeRuntime("c1")
     async with running(runtime) as transport:
         told = await ask_runtime(transport, [f"g{n}" for n in range(MOST_ASKED + 5)])

@@ -29,8 +29,8 @@ from metis.errors import (
 )
 from metis.model import CIDRBlock, Family, IPUsage, Owner, Pod, Wanted
 from metis.ranges import AddressRange, AddressSet
-from metis.store.database import Work
 from metis.store.store import Store, run_store
+from metis.store.transactions import Work
 from metis.waiting import ANSWER_MARGIN
 from tests.store.databases import (
     IPV4,

@@ -15,7 +15,7 @@ def test_the_embedding_example_allocates_and_stops_cleanly() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     *allocations, last = done.stdout.splitlines()
