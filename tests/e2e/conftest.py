@@ -82,12 +82,20 @@ def daemon(node: None, tmp_path: Path) -> Iterator[Daemon]:
         daemon.stop()
 
 
-@pytest.fixture(scope="session")
-def plugin_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory with the reference plugins and ours, which metis installed."""
+@pytest.fixture
+def plugin_directory(tmp_path: Path) -> Path:
+    """One directory with the reference plugins and ours, which metis installed.
+
+    Ours is installed for the daemon of the scenario, which is so asked by the relay.
+    """
     require("containernetworking-plugins", PLUGINS / "ptp", PLUGINS / "bridge")
-    root = tmp_path_factory.mktemp("cni")
-    output(str(METIS), "install", "--cni-dir", str(root))
+    root = tmp_path / "cni"
+    root.mkdir()
+    socket_path = Daemon(tmp_path).socket_path
+    output(
+        *(str(METIS), "install", "--cni-dir", str(root)),
+        *("--socket-path", str(socket_path)),
+    )
     directory = root / "bin"
     for plugin in PLUGINS.iterdir():
         (directory / plugin.name).symlink_to(plugin)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
 import pytest
 
+from metis.cni import relay
+from metis.cni.launcher import launcher
 from tests.e2e import ledger
 from tests.e2e.daemon import Daemon
 from tests.e2e.ipam import Config, conflist, metis_ipam
@@ -107,6 +110,32 @@ def test_as_ipam_of_an_interface_plugin_two_pods_reach_each_other(
     for pod in pods:
         cni.delete(pod)
     assert not ledger.read(daemon).owned
+
+
+def test_the_whole_life_of_a_pod_needs_the_relay_alone(
+    daemon: Daemon,
+    libcni: MakeLibcni,
+    pods: tuple[Attachment, Attachment],
+    plugin_directory: Path,
+    tmp_path: Path,
+) -> None:
+    # Nothing is found by a search path that is empty, the whole plugin included.
+    text = launcher(sys.executable, relay.__file__, str(daemon.socket_path), [])
+    (plugin_directory / "metis").write_text(text)
+    ipam = metis_ipam(daemon, tmp_path / "cni.log", SUBNET, SUBNET6)
+    cni = libcni(conflist("chain", "1.0.0", {"type": "ptp", "ipam": ipam}))
+    one, two = pods
+
+    given = cni.add(one)["ips"]
+
+    cni.check(one)
+    cni.delete(one)
+    assert {ip["address"] for ip in given} == {"10.101.0.2/24", "fd00:101::2/64"}
+    assert not ledger.read(daemon).owned
+    # And it is told when it does not suffice.
+    daemon.stop()
+    with pytest.raises(CNIError, match="`metis install`"):
+        cni.add(two)
 
 
 def delete_twice_and_add_again(daemon: Daemon, cni: Libcni, pod: Attachment) -> None:
