@@ -222,7 +222,10 @@ class ClientStream(StreamIterator[Any]):
             with self._until_deadline():
                 data = await self._opened().receive_message()
         except EOFError as exc:
-            raise GRPCError(Status.INTERNAL, str(exc)) from exc
+            # a server that broke off, at its stop or a deadline, says so
+            trailers = self._opened().trailers
+            error = None if trailers is None else status_error(dict(trailers))
+            raise error or GRPCError(Status.INTERNAL, str(exc)) from exc
         if data is None:
             return None
         self._received = True

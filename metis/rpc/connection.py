@@ -16,6 +16,7 @@ and costs the peer that one stream.
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import h2.config
 import h2.exceptions
@@ -31,6 +32,8 @@ UNKNOWN_PEER_CALLS = 100
 """Calls a client opens before it knows the server's own limit: the least that
 a server should allow (RFC 9113 section 6.5.2)."""
 
+REMEMBERED_PROTOTYPES = 4
+"""Of servers with different limits; a process has one or two."""
 
 _CONFIGS = {
     client: h2.config.H2Configuration(
@@ -54,8 +57,38 @@ class StreamClosed(Exception):
     """The stream is closed, by either side; nothing more can be sent on it."""
 
 
+def _greeting(client: bool, limits: Limits) -> ShortH2:
+    """h2's side of a connection that has greeted its peer and heard nothing of it."""
+    connection = ShortH2(_CONFIGS[client], limits.max_header_list_bytes)
+    settings = {
+        SettingCode.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+        SettingCode.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }
+    if client:
+        settings[SettingCode.ENABLE_PUSH] = 0
+    else:
+        settings[SettingCode.MAX_CONCURRENT_STREAMS] = limits.max_concurrent_calls
+    connection.local_settings = h2.settings.Settings(
+        client=client, initial_values=settings
+    )
+    connection.decoder.max_header_list_size = limits.max_header_list_bytes
+    connection.initiate_connection()
+    extra = limits.connection_window_bytes - LEAST_WINDOW_BYTES
+    if extra > 0:
+        connection.increment_flow_control_window(extra)
+    return connection
+
+
+@functools.lru_cache(maxsize=REMEMBERED_PROTOTYPES)
+def _prototype(limits: Limits) -> ShortH2:
+    """What the connections of a server with such limits begin as."""
+    return _greeting(client=False, limits=limits)
+
+
 class Connection:
     """One HTTP/2 connection, seen from one of its ends.
+
+    Its output begins with the preface, SETTINGS and the connection's window.
 
     Args:
       client: which end.
@@ -66,29 +99,10 @@ class Connection:
     """
 
     def __init__(self, *, client: bool, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._h2 = h2_ = ShortH2(_CONFIGS[client], limits.max_header_list_bytes)
-        settings = {
-            SettingCode.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            SettingCode.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-        }
-        if client:
-            settings[SettingCode.ENABLE_PUSH] = 0
-        else:
-            settings[SettingCode.MAX_CONCURRENT_STREAMS] = limits.max_concurrent_calls
-        h2_.local_settings = h2.settings.Settings(
-            client=client, initial_values=settings
-        )
-        h2_.decoder.max_header_list_size = limits.max_header_list_bytes
+        self._h2 = _greeting(True, limits) if client else _prototype(limits).twin()
         self._connection_window = limits.connection_window_bytes
         self._owed = 0
         self.peer_ready = False
-
-    def initiate(self) -> None:
-        """Put the preface, SETTINGS and the connection's window into the output."""
-        self._h2.initiate_connection()
-        extra = self._connection_window - LEAST_WINDOW_BYTES
-        if extra > 0:
-            self._h2.increment_flow_control_window(extra)
 
     def receive(self, data: bytes) -> list[Event]:
         """Take bytes of the peer; a piece may end anywhere.

@@ -21,6 +21,18 @@ class PromptStream(trio.abc.Stream):
           BrokenResourceError: the other end is.
         """
 
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        """Take what is there already; None when that cannot be told without waiting.
+
+        Not while another task receives.
+
+        Raises:
+          ClosedResourceError: this end is closed.
+          BrokenResourceError: the other end is.
+        """
+        del max_bytes
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """As `aclose`, at once."""

@@ -6,7 +6,8 @@ sends whatever has gathered since its last turn, so that all frames of all calls
 of a scheduler turn leave in a single write. When the only call there is ends,
 nothing else will gather: then its own task sends, and the sender has no turn. It is
 not even started before it is needed, which on the connection of a plugin, which
-carries one call, is never.
+carries one call, is never. Nor is there a wait before a server's first look at what
+came: such a call is there with its connection.
 
 Nobody's memory grows with a slow peer: calls wait before they add to an output
 of WRITE_PAUSE_BYTES, and at READ_PAUSE_BYTES nothing more is read.
@@ -44,9 +45,11 @@ from metis.rpc.stream import CallStream
 
 log = logging.getLogger("metis.rpc")
 
-PATIENCE_TURNS = 2
+PATIENCE_TURNS = 3
 """Turns that a server's acknowledgements wait for answers to share a write with. In
-the first, the task of a call may run after the receiver."""
+the first, the task of a call may run after the receiver; in the second, so may what a
+call that changes the database waits for. A write too many wakes the client in vain,
+and costs it and us a sixth of a plugin's call."""
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 """What Trio raises on a byte stream that leads nowhere any more."""
@@ -112,11 +115,11 @@ class Session(ABC):
         # that they share a write with the first response
         self._patience = 0 if client else PATIENCE_TURNS
         self._awake = client
+        self._has_received = client
         self._sender_runs = False
         self._sending = False
         self._last_output = False
         self._lost = False
-        self.http2.initiate()
 
     def get_peer(self) -> Peer:
         """Who is at the other end."""
@@ -196,8 +199,14 @@ class Session(ABC):
         while True:
             while self._unsent + self.http2.pending > READ_PAUSE_BYTES:
                 await self._room.park()
+            data: bytes | bytearray | None = None
             try:
-                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if self._prompt is not None and not self._has_received:
+                    # a plugin's whole request is there when its connection is
+                    data = self._prompt.receive_now(RECEIVE_BYTES)
+                self._has_received = True
+                if data is None:
+                    data = await self._stream.receive_some(RECEIVE_BYTES)
             except GONE:
                 data = b""
             if not data:

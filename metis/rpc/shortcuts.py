@@ -14,25 +14,25 @@ RFC 9113 section 6 has the layouts, RFC 7541 the header blocks.
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeAlias
 
 import h2.config
-import h2.events
 import h2.exceptions
 from h2.connection import ConnectionState
 from h2.settings import SettingCodes
 from h2.stream import H2Stream, StreamClosedBy, StreamState
+from h2.utilities import SizeLimitDict
 
 from metis.rpc.events import (
     DataReceived,
     Event,
-    GoAwayReceived,
     RequestReceived,
     ResponseReceived,
     SettingsReceived,
-    StreamReset,
     TrailersReceived,
     WindowOpened,
 )
@@ -42,9 +42,12 @@ from metis.rpc.http2 import (
     MAX_FRAME_BYTES,
     PREFACE_BYTES,
     ErrorCode,
+    PeerSettings,
     RememberingDecoder,
     ResponseEncoder,
+    copy_of,
 )
+from metis.rpc.translation import translated
 
 DATA, HEADERS, SETTINGS, PUSH_PROMISE, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 5, 8, 9
 """Frame types."""
@@ -56,6 +59,20 @@ HEADER_BLOCKS = frozenset({HEADERS, PUSH_PROMISE, CONTINUATION})
 
 MAX_WINDOW = 2**31 - 1
 """Largest window and increment; stream ids end here as well."""
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""RFC 9113 section 3.4."""
+
+SETTINGS_ACK = bytes((0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0))
+
+REMEMBERED_SETTINGS = 16
+"""First SETTINGS that are remembered; each kind of client sends always the same."""
+
+REMEMBERED_SETTINGS_BYTES = 128
+"""Longest payload of them; there are seven settings of six bytes."""
+
+NOTHING = WindowOpened(-1)
+"""What a shortcut returns for a frame that is none of anybody's business."""
 
 _SETTING = struct.Struct(">HL")
 """Code, value."""
@@ -92,6 +109,7 @@ class ShortH2(H2):
         self, config: h2.config.H2Configuration, max_header_block: int
     ) -> None:
         super().__init__(config)
+        self.remote_settings: PeerSettings
         self.decoder: RememberingDecoder = RememberingDecoder()
         self._max_header_block = max_header_block
         self._header_block = 0
@@ -101,19 +119,52 @@ class ShortH2(H2):
         self._in_block = False
         # what new streams begin with; None when SETTINGS may have changed it
         self._windows: tuple[int, int] | None = None
+        # of a server: nobody has sent SETTINGS; its record of them is shared
+        self._unsettled = self._shares_settings = False
         self._open = (
             ConnectionState.CLIENT_OPEN
             if config.client_side
             else ConnectionState.SERVER_OPEN
         )
-        self._shortcuts: dict[
-            int, Callable[[int, int, bytes, int, int], Event | None]
-        ] = {
-            DATA: self._take_data,
-            HEADERS: self._take_response if config.client_side else self._take_request,
-            SETTINGS: self._take_settings,
-            WINDOW_UPDATE: self._take_window_update,
+        self._shortcuts = _OF_CLIENT if config.client_side else _OF_SERVER
+        # not bound: a connection that needs none of them shall be no cycle
+        self._methods = {
+            kind: method.__func__
+            for kind, method in self.__dict__.pop("_frame_dispatch_table").items()
         }
+
+    @functools.cached_property
+    def _frame_dispatch_table(self) -> Any:  # type: ignore[override]  # made when needed
+        """As h2's own, which looks every frame up in it that it gets."""
+        return {
+            kind: MethodType(method, self) for kind, method in self._methods.items()
+        }
+
+    def twin(self) -> ShortH2:
+        """Another connection in the state of this one, for a tenth of its price.
+
+        This one is a server's that has greeted its peer and heard nothing of it. Shared
+        is what never changes: h2's configuration and our own settings, and the peer's
+        until it announces some.
+        """
+        buffer = copy_of(self.incoming_buffer)
+        buffer.__dict__.update(_data=bytearray(), _headers_buffer=[])
+        window = copy_of(self._inbound_flow_control_window_manager)
+        twin = copy_of(self)
+        twin.__dict__.update(
+            state_machine=copy_of(self.state_machine),
+            streams={},
+            encoder=copy_of(self.encoder),
+            decoder=self.decoder.twin(),
+            incoming_buffer=buffer,
+            _header_frames=[],
+            _data_to_send=self._data_to_send.copy(),
+            _closed_streams=SizeLimitDict(size_limit=self.MAX_CLOSED_STREAMS),
+            _inbound_flow_control_window_manager=window,
+            _unsettled=True,
+            _shares_settings=True,
+        )
+        return twin
 
     def take(self, data: bytes) -> list[Event]:
         """Receive bytes of the peer; a piece may end anywhere.
@@ -129,7 +180,11 @@ class ShortH2(H2):
             data = self._rest + data
         events: list[Event] = []
         pos, end = 0, len(data)
-        if self._preface:
+        if self._preface == PREFACE_BYTES and data.startswith(PREFACE):
+            pos, self._preface = PREFACE_BYTES, 0
+            buffer = self.incoming_buffer
+            buffer._preamble, buffer._preamble_len = b"", 0  # noqa: SLF001  # see above
+        elif self._preface:
             pos = min(self._preface, end)
             super().receive_data(data[:pos])
             self._preface -= pos
@@ -153,11 +208,11 @@ class ShortH2(H2):
             event = None
             shortcut = self._shortcuts.get(kind)
             if shortcut is not None and not self._in_block:
-                event = shortcut(flags, stream_id, data, start, stop)
-            if event is not None:
-                events.append(event)
-            else:
+                event = shortcut(self, flags, stream_id, data, start, stop)
+            if event is None:
                 self._take_slowly(kind, flags, data[pos:stop], events)
+            elif event is not NOTHING:
+                events.append(event)
             pos = stop
         self._rest = data[pos:]
         return events
@@ -166,12 +221,21 @@ class ShortH2(H2):
         self, kind: int, flags: int, frame: bytes, events: list[Event]
     ) -> None:
         """Leave a frame to h2, and translate what it says."""
+        if kind == SETTINGS:
+            self._own_settings()
         received = super().receive_data(frame)
         if kind in HEADER_BLOCKS:
             self._in_block = not flags & END_HEADERS
         elif kind == SETTINGS:
             self._windows = None
         events += translated(received)
+
+    def _own_settings(self) -> None:
+        """Prepare for SETTINGS of the peer that will change its record."""
+        self._unsettled = False
+        if self._shares_settings:
+            self._shares_settings = False
+            self.remote_settings = self.remote_settings.twin()
 
     # each returns None, and has changed nothing, where h2 shall do it
 
@@ -234,22 +298,48 @@ class ShortH2(H2):
     ) -> Event | None:
         if (
             stream_id
-            or flags & ACK
             or (stop - start) % 6
             or self.state_machine.state not in (ConnectionState.IDLE, self._open)
         ):
             return None
-        settings: dict[SettingCodes | int, int] = dict(
-            _SETTING.iter_unpack(data[start:stop])
-        )
+        if flags & ACK:
+            if start < stop:
+                return None
+            self._local_settings_acked()
+            return NOTHING
+        payload = data[start:stop]
+        first = self._unsettled and not self.streams
+        if first and payload in _FIRST_SETTINGS:
+            self.remote_settings, self.max_outbound_frame_size = _FIRST_SETTINGS[
+                payload
+            ]
+            self._unsettled, self._windows = False, None
+            self._data_to_send += SETTINGS_ACK
+            return SettingsReceived()
+        settings: dict[SettingCodes | int, int] = dict(_SETTING.iter_unpack(payload))
         try:
             for setting, value in settings.items():
                 self.remote_settings.validate_received_setting(setting, value)
         except h2.exceptions.ProtocolError:
             return None
+        self._own_settings()
         self.remote_settings.update(settings)
         self._windows = None
-        self._prepare_for_sending(self._acknowledge_settings())
+        try:
+            acknowledgement = self._acknowledge_settings()
+        except h2.exceptions.ProtocolError as exc:
+            # a window of a stream would be too large; h2 is the one who says so
+            self._terminate_connection(exc.error_code)
+            raise
+        self._prepare_for_sending(acknowledgement)
+        if first and len(payload) <= REMEMBERED_SETTINGS_BYTES:
+            if len(_FIRST_SETTINGS) >= REMEMBERED_SETTINGS:
+                del _FIRST_SETTINGS[next(iter(_FIRST_SETTINGS))]
+            _FIRST_SETTINGS[payload] = (
+                self.remote_settings,
+                self.max_outbound_frame_size,
+            )
+            self._shares_settings = True
         return SettingsReceived()
 
     def _take_request(
@@ -377,37 +467,20 @@ class ShortH2(H2):
         return True
 
 
+_Shortcut: TypeAlias = Callable[[ShortH2, int, int, bytes, int, int], Event | None]
+
+_OF_BOTH: dict[int, _Shortcut] = {
+    DATA: ShortH2._take_data,  # noqa: SLF001  # it is of this module
+    SETTINGS: ShortH2._take_settings,  # noqa: SLF001
+    WINDOW_UPDATE: ShortH2._take_window_update,  # noqa: SLF001
+}
+_OF_CLIENT = {**_OF_BOTH, HEADERS: ShortH2._take_response}  # noqa: SLF001
+_OF_SERVER = {**_OF_BOTH, HEADERS: ShortH2._take_request}  # noqa: SLF001
+
+_FIRST_SETTINGS: dict[bytes, tuple[PeerSettings, int]] = {}
+"""What the first SETTINGS that a server gets make of its record of them, and of the
+longest frame that it may send. It depends on those bytes alone."""
+
+
 def _frame_header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
     return _FRAME_HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
-
-
-def translated(received: Iterable[h2.events.Event]) -> list[Event]:
-    """h2's events as ours; those that mean nothing to gRPC are left out."""
-    events = []
-    for event in received:
-        translate = _TRANSLATORS.get(type(event))
-        if translate is not None:
-            events.append(translate(event))
-    return events
-
-
-_TRANSLATORS: dict[type[h2.events.Event], Callable[[Any], Event]] = {
-    h2.events.RequestReceived: lambda e: RequestReceived(
-        e.stream_id, e.headers, e.stream_ended is not None
-    ),
-    h2.events.ResponseReceived: lambda e: ResponseReceived(
-        e.stream_id, e.headers, e.stream_ended is not None
-    ),
-    h2.events.TrailersReceived: lambda e: TrailersReceived(e.stream_id, e.headers),
-    h2.events.DataReceived: lambda e: DataReceived(
-        e.stream_id, e.data, e.flow_controlled_length, e.stream_ended is not None
-    ),
-    h2.events.StreamReset: lambda e: StreamReset(e.stream_id, int(e.error_code)),
-    h2.events.WindowUpdated: lambda e: WindowOpened(e.stream_id),
-    h2.events.RemoteSettingsChanged: lambda _: SettingsReceived(),
-    h2.events.ConnectionTerminated: lambda e: GoAwayReceived(
-        e.last_stream_id, int(e.error_code), e.additional_data or b""
-    ),
-}
-"""What h2 reports and anybody here wants to know. The rest (PING, priorities,
-1xx responses, acknowledgements) is answered by h2 or means nothing to gRPC."""

@@ -94,6 +94,15 @@ class SocketStream(PromptStream):
             except OSError as exc:
                 raise _translated(exc) from exc
 
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        """Take what the kernel has now; see `PromptStream`."""
+        try:
+            return self.socket.recv(max_bytes)
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            raise _translated(exc) from exc
+
     def _check_open(self) -> None:
         if self.socket.fileno() < 0:
             raise trio.ClosedResourceError("this stream is closed")

@@ -7,7 +7,8 @@ server's time for a call. What is not used here is not supported: oneof groups
 and wrapped well-known types.
 
 See the protobuf documentation, "Encoding"; fields of a newer peer are passed
-over.
+over. Of a field that comes twice the last value counts, of a message field as well,
+where Google's library would take the sum of both; no encoder writes that.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MAX_VARINT_BYTES = 10
 """Longest varint: 64 bits, seven a byte."""
 
 TWO_TO_64 = 1 << 64
+
+MAX_TAG = (1 << 32) - 1
+"""Largest tag: a field number of 29 bits, and the wire type."""
 
 SMALL = tuple(bytes((number,)) for number in range(0x80))
 """The varints of one byte, which nearly all of them are."""
@@ -272,6 +276,8 @@ def decode(data: bytes, message_type: Any) -> Any:
             pos += 1
         else:
             tag, pos = _varint(data, pos, end)
+            if tag > MAX_TAG:
+                raise ValueError(f"there is no field {tag >> 3}: it has over 29 bits")
         # nearly all fields are texts and messages of less than 128 bytes
         if tag & 7 == LENGTH and pos < end and (size := data[pos]) < 0x80:
             start = pos + 1

@@ -44,8 +44,6 @@ def pair(
         Connection(client=True, limits=client or Limits()),
         Connection(client=False, limits=server or Limits()),
     )
-    for end in ends:
-        end.initiate()
     pump(*ends)
     return ends
 
@@ -120,8 +118,6 @@ def test_a_server_announces_its_limits_and_its_window() -> None:
     )
     client = Connection(client=True)
     server = Connection(client=False, limits=limits)
-    client.initiate()
-    server.initiate()
     assert client.peer_call_limit == UNKNOWN_PEER_CALLS
     assert not client.peer_ready
     events, _ = pump(client, server)
@@ -296,9 +292,7 @@ def test_a_goaway_does_not_swallow_what_was_to_be_sent() -> None:
 )
 def test_broken_http2_is_one_kind_of_error_and_a_goaway(data: bytes) -> None:
     server = Connection(client=False)
-    server.initiate()
     client = Connection(client=True)
-    client.initiate()
     client.receive(server.data_to_send())
     with pytest.raises(ConnectionFailed, match=re.compile(".+")):
         server.receive(data)
@@ -344,7 +338,6 @@ def test_random_bytes_are_events_or_one_kind_of_error(
     data: bytes, with_preface: bool
 ) -> None:
     server = Connection(client=False)
-    server.initiate()
     if with_preface:
         data = PREFACE + EMPTY_SETTINGS + data
     try:
@@ -370,7 +363,6 @@ def test_random_frames_are_events_or_one_kind_of_error(
     frames: list[tuple[int, int, int, bytes]], client: bool
 ) -> None:
     end = Connection(client=client)
-    end.initiate()
     end.receive((b"" if client else PREFACE) + EMPTY_SETTINGS)
     if client:
         end.open_stream(HEADERS)

@@ -398,6 +398,20 @@ async def test_a_connection_made_for_one_call_is_answered_in_one_write() -> None
         assert len(transport.writes) == 1
 
 
+async def test_so_is_one_that_waits_for_a_turn_as_the_database_makes_it() -> None:
+    async def allocate(_message: AllocatePodIpRequest) -> AllocatePodIpResponse:
+        await trio.lowlevel.checkpoint()
+        return answer("10.0.0.1")
+
+    transport = Counting()
+    async with serving(Ipam(allocate), transport=transport):
+        for number in range(20):  # Trio draws lots for the order of tasks
+            client = RawClient(await transport.connect())
+            client.h2.initiate_connection()
+            assert (await client.ask()).status == "0"
+            assert len(transport.writes) == number + 1
+
+
 async def test_calls_one_after_another_have_no_need_of_a_sender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

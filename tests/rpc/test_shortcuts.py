@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import struct
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum
+from types import FunctionType
 from typing import Any
 
 import h2.config
@@ -26,7 +31,14 @@ from metis.rpc.http2 import (
     RememberingDecoder,
     response_block,
 )
-from metis.rpc.shortcuts import BrokenFrame, ShortH2, translated
+from metis.rpc.shortcuts import (
+    _FIRST_SETTINGS,
+    REMEMBERED_SETTINGS,
+    REMEMBERED_SETTINGS_BYTES,
+    BrokenFrame,
+    ShortH2,
+)
+from metis.rpc.translation import translated
 from tests.rpc.raw import EMPTY_SETTINGS, HEADERS, PREFACE, frame
 
 DATA, HEAD, PRIORITY, RST, SETTINGS, PING, GOAWAY, WINDOW, MORE = (
@@ -88,6 +100,8 @@ class Pair:
         self.peer_encoder = hpack.Encoder()
         for one in (self.short, self.plain):
             one.initiate_connection()
+        if not client:  # as every server's is
+            self.short = self.short.twin()
         if not client:
             self.short.take(PREFACE)
             self.plain.receive_data(PREFACE)
@@ -176,8 +190,25 @@ def state(connection: H2) -> Any:
         list(table.dynamic_entries),
         table.maxsize,
         dict(connection.remote_settings),
+        dict(connection.local_settings),
+        connection.max_inbound_frame_size,
+        connection.decoder.max_header_list_size,
+        connection.decoder.max_allowed_table_size,
     )
 
+
+def announcement(*pairs: tuple[int, int]) -> bytes:
+    """A frame of SETTINGS."""
+    return frame(
+        SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in pairs)
+    )
+
+
+FIRST_SETTINGS = [
+    announcement((2, 0), (4, 100)),
+    announcement((1, 0), (5, 20_000), (4, 1), (4, 70_000)),
+    announcement((77, 5), (3, 0), (1, 100)),
+]
 
 LATEST = -1
 STREAMS = st.sampled_from([*([LATEST] * 6), 0, 1, 2, 3, 5, 7, 2**31 + 1])
@@ -220,12 +251,16 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=400)
-@given(st.booleans(), st.lists(st.tuples(ACTIONS, st.integers(0, 30)), max_size=40))
+@given(
+    st.booleans(),
+    st.sampled_from([*FIRST_SETTINGS, EMPTY_SETTINGS]),
+    st.lists(st.tuples(ACTIONS, st.integers(0, 30)), max_size=40),
+)
 def test_events_bytes_and_state_are_those_of_h2(
-    client: bool, actions: list[tuple[tuple[Any, int, int, Any], int]]
+    client: bool, first: bytes, actions: list[tuple[tuple[Any, int, int, Any], int]]
 ) -> None:
     pair = Pair(client)
-    pair.receive(EMPTY_SETTINGS, 4)
+    pair.receive(first, 4)
     if client:
         for stream_id in (1, 3, 5):
             pair.send("request", stream_id, True, BLOCKS[4 if stream_id == 5 else 0])
@@ -247,6 +282,22 @@ def test_events_bytes_and_state_are_those_of_h2(
             pair.send(kind, stream_id, bool(flags), what)
         if pair.short.closed:
             break
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_settings_that_blow_a_window_up_end_the_connection_with_a_goaway(
+    client: bool,
+) -> None:
+    pair = Pair(client)
+    pair.receive(EMPTY_SETTINGS, 4)
+    if client:
+        pair.send("request", 1, True, BLOCKS[0])
+    else:
+        pair.receive(frame(HEAD, 4, 1, pair.peer_encoder.encode(BLOCKS[0])), 0)
+    pair.receive(frame(WINDOW, 0, 1, b"\x7f\xff\0\0"), 0)
+    assert not pair.short.closed
+    pair.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1)), 0)
+    assert pair.short.closed
 
 
 def call(stream_id: int, encoder: hpack.Encoder) -> list[bytes]:
@@ -278,6 +329,93 @@ def test_a_common_call_takes_every_shortcut(monkeypatch: pytest.MonkeyPatch) -> 
         assert pair.short.send_reply(
             stream_id, response_block(OK), bytes(30), response_block(DONE)
         )
+
+
+def shared(one: Any, other: Any, path: str = "") -> set[str]:
+    """Where two objects have the same thing that can be changed."""
+    if one is None or isinstance(
+        one, bool | int | str | bytes | frozenset | type | FunctionType | Enum
+    ):
+        return set()
+    if one is other:
+        return {path}
+    if isinstance(one, tuple | list | deque | bytearray):
+        mine, theirs = dict(enumerate(one)), dict(enumerate(other))
+    elif isinstance(one, dict):
+        mine, theirs = one, other
+    else:
+        mine, theirs = vars(one), vars(other)
+    found: set[str] = set()
+    for key, value in mine.items():
+        found |= shared(value, theirs[key], f"{path}.{key}")
+    return found
+
+
+def test_twins_share_only_what_nobody_changes() -> None:
+    one = ShortH2(config(client=False), max_header_block=20_000)
+    one.initiate_connection()
+    assert shared(one.twin(), one.twin()) == {
+        ".config",
+        ".local_settings",
+        ".remote_settings",  # until the peer announces some
+        "._methods",
+        "._shortcuts",
+        # of the encoder, which works without a state of hpack's
+        ".encoder.header_table",
+        ".encoder.huffman_coder",
+        ".encoder.table_size_changes",
+    }
+
+
+@pytest.mark.parametrize("first", FIRST_SETTINGS)
+def test_what_a_peer_announces_is_known_of_that_one_alone(first: bytes) -> None:
+    pairs = [Pair(client=False) for _ in range(4)]
+    untouched = state(pairs[3].short)
+    pairs[0].receive(first, 0)
+    pairs[0].receive(announcement((4, 7), (5, 30_000)), 0)
+    pairs[1].receive(first, 0)  # remembered by now
+    pairs[2].receive(first, 0)
+    pairs[1].receive(announcement((4, 9), (1, 9)), 0)
+    pairs[2].both(lambda _: None)
+    pairs[2].receive(announcement((77, 1)), 0)
+    assert state(pairs[3].short) == untouched
+
+
+def test_first_settings_are_remembered_but_not_without_end() -> None:
+    for number in range(REMEMBERED_SETTINGS + 1):
+        Pair(client=False).receive(announcement((4, 1000 + number)), 0)
+    assert len(_FIRST_SETTINGS) == REMEMBERED_SETTINGS
+    long = announcement(*((77, n) for n in range(REMEMBERED_SETTINGS_BYTES // 6 + 1)))
+    Pair(client=False).receive(long, 0)
+    assert long[9:] not in _FIRST_SETTINGS
+
+
+def test_a_connection_that_takes_every_shortcut_goes_without_a_search_for_garbage() -> (
+    None
+):
+    prototype = ShortH2(config(client=False), max_header_block=20_000)
+    prototype.initiate_connection()
+    twin = prototype.twin()
+    for _ in range(2):  # the second one finds everything remembered
+        twin = prototype.twin()
+        twin.take(PREFACE + EMPTY_SETTINGS + frame(HEAD, 5, 1, b"\x83\x86"))
+        assert 1 in twin.streams
+    remembered = weakref.ref(twin)
+    gc.disable()
+    try:
+        del twin
+        assert remembered() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 23, 24, 25])
+def test_a_preface_may_come_in_pieces(cut: int) -> None:
+    prototype = ShortH2(config(client=False), max_header_block=20_000)
+    twin, data = prototype.twin(), PREFACE + EMPTY_SETTINGS
+    assert len(twin.take(data[:cut]) + twin.take(data[cut:])) == 1
+    with pytest.raises(h2.exceptions.ProtocolError):
+        prototype.twin().take(b"x" + PREFACE)
 
 
 @given(st.lists(st.integers(0, len(BLOCKS) + len(RAW_BLOCKS) - 1), max_size=60))

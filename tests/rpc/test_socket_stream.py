@@ -76,3 +76,16 @@ async def test_nothing_is_lost_when_a_receiver_is_cancelled() -> None:
         while len(received) < 10:
             await receive()
     assert received == bytes(range(10))
+
+
+async def test_what_is_there_can_be_taken_without_waiting() -> None:
+    ours, theirs = await stream_pair()
+    assert ours.receive_now(10) is None
+    theirs.send_some(b"twelve bytes")
+    assert ours.receive_now(10) == b"twelve byt"
+    theirs.close()
+    assert ours.receive_now(10) == b"es"
+    assert ours.receive_now(10) == b""
+    ours.close()
+    with pytest.raises(trio.ClosedResourceError):
+        ours.receive_now(10)

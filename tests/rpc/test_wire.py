@@ -184,6 +184,7 @@ def test_no_message_that_is_cut_inside_a_field_is_taken(
         (b"\x0b", "field 1 has the unknown wire type 3"),
         (b"\x00\x00", "no field 0"),
         (b"\xff", "cut off"),
+        (b"\x80\x80\x80\x80\x10\x01", "no field 536870912"),
         (b"\x98\x06" + b"\xff" * 11, "longer than 64 bits"),
         (b"\x9d\x06\0\0\0", "field 99 is cut off"),
         (b"\x99\x06\0\0\0\0\0\0\0", "field 99 is cut off"),
