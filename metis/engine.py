@@ -36,7 +36,13 @@ from typing import TypeVar
 
 import trio
 
-from metis.errors import NotAllocated, OwnerDeleted, PoolExhausted, StoreBusy
+from metis.errors import (
+    NotAllocated,
+    OwnerDeleted,
+    PoolExhausted,
+    StoreBusy,
+    StoreError,
+)
 from metis.model import Allocation, Family, IPUsage, Owner, Pod, Wanted
 from metis.store.store import Store
 from metis.waiting import ANSWER_MARGIN, Call, Key, Line, Place
@@ -144,6 +150,7 @@ class Engine:
             served = await self._allocate(call)
             if not call.is_over:
                 return served
+            await self._take_back(call, served)
         finally:
             under_way.remove(call)
             if not under_way:
@@ -318,8 +325,8 @@ class Engine:
     async def _allocate(self, call: Call) -> tuple[Allocation, ...]:
         """Allocate at once, or in turn when others wait or nothing is free.
 
-        A call that need not wait is not withdrawn when its owner is deleted: the DEL
-        is behind it in the store's queue, and takes back what it gets.
+        A call that need not wait is not withdrawn when its owner is deleted: as a
+        rule the DEL is behind it in the store's queue, and takes back what it gets.
         """
         missing = list(range(len(call.wanted)))
         if self._line_ahead(call, missing) is not None:
@@ -338,6 +345,16 @@ class Engine:
         with call.scope:
             return await self._allocate_in_turn(call, missing, key)
         return ()  # it is over
+
+    async def _take_back(self, call: Call, served: Sequence[Allocation]) -> None:
+        """Take back what an owner got that was deleted meanwhile.
+
+        As a rule the DEL has. It has not where it was of an earlier time, was given up
+        in the queue, or was done while this call waited to try again.
+        """
+        with trio.CancelScope(shield=True), contextlib.suppress(StoreError):
+            for allocation_id in {one.allocation_id for one in served}:
+                await self.give_back(call.owner, allocation_id, deadline=call.deadline)
 
     async def _missing(self, call: Call) -> list[int]:
         """The entries that a call needs from the pool (rule 2)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import trio
@@ -814,6 +815,95 @@ async def test_a_del_ends_a_call_that_is_being_written_and_takes_its_address(
         gate.set()
         await settle()
         assert sorted(events) == ["10.0.0.2", "ended", "writing", "writing"]
+        assert await d.store.held(owner("c1")) == ()
+
+
+async def deleted_meanwhile(d: Desk, who: Owner, *wanted: Wanted) -> None:
+    """Start a call that a DEL is to end; return when it waits or is over."""
+
+    async def allocate() -> None:
+        with pytest.raises(OwnerDeleted):
+            await d.engine.allocate(who, wanted, Pod())
+
+    d.nursery.start_soon(allocate)
+    await settle()
+
+
+async def test_a_call_that_was_busy_while_its_owner_was_deleted_leaves_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with desk() as d:
+        d.database.failures = [StoreBusy("locked")]
+        async with trio.open_nursery() as d.nursery:
+            await deleted_meanwhile(d, owner("c1"), want("10.0.0.0/24"))
+            # In the same millisecond, so that the record of it bars nothing.
+            assert await d.engine.deallocate(owner("c1")) == ()
+            assert d.now == 0
+        assert await d.store.held(owner("c1")) == ()
+
+
+async def test_a_call_that_looked_while_its_owner_was_deleted_leaves_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(cooldown=5) as d:
+        await fill(d, "10.0.0.0/29")
+        await d.engine.deallocate(owner("x0"))
+        await d.queue(owner("c0"), IPV4)  # behind whom others look first
+        gate, assured = trio.Event(), d.store.assured
+
+        async def assured_at_the_gate(
+            who: Owner, wanted: Sequence[Wanted], sticky_pod: Pod | None = None
+        ) -> frozenset[int]:
+            await gate.wait()
+            return await assured(who, wanted, sticky_pod)
+
+        monkeypatch.setattr(d.store, "assured", assured_at_the_gate)
+        async with trio.open_nursery() as d.nursery:
+            await deleted_meanwhile(d, owner("c1"), want("10.0.1.0/24"))
+            assert await d.engine.deallocate(owner("c1")) == ()
+            gate.set()
+        assert await d.store.held(owner("c1")) == ()
+
+
+async def test_a_call_that_a_del_of_before_ended_leaves_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk() as d:
+        gate, write = trio.Event(), d.database.write
+
+        async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
+            await gate.wait()
+            return await write(group)
+
+        monkeypatch.setattr(d.database, "write", write_at_the_gate)
+        async with trio.open_nursery() as d.nursery:
+            await deleted_meanwhile(d, owner("c1"), want("10.0.0.0/24"))
+            kept_at = d.engine.now_ms() + 1
+            await trio.sleep(1)
+            d.nursery.start_soon(
+                partial(d.engine.deallocate, owner("c1"), arrived_ms=kept_at)
+            )
+            await settle()
+            gate.set()
+        assert await d.store.held(owner("c1")) == ()
+
+
+async def test_a_call_whose_del_was_given_up_leaves_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk() as d:
+        gate, write = trio.Event(), d.database.write
+
+        async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
+            await gate.wait()
+            return await write(group)
+
+        monkeypatch.setattr(d.database, "write", write_at_the_gate)
+        async with trio.open_nursery() as d.nursery:
+            await deleted_meanwhile(d, owner("c1"), want("10.0.0.0/24"))
+            with trio.move_on_after(1):
+                await d.engine.deallocate(owner("c1"))
+            gate.set()
         assert await d.store.held(owner("c1")) == ()
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from metis.clock import Clock
-from metis.errors import StoreUnavailable
-from metis.store.opening import Attendance
+from metis.errors import StoreIncompatible, StoreUnavailable
+from metis.store.opening import USERS, Attendance
 
 if TYPE_CHECKING:
     from metis.store.rebuilding import Claim
@@ -52,6 +52,33 @@ class Patient:
     def claims(self) -> Sequence[Claim]:
         """Who must have an address, by the evidence of the node."""
         return () if self.evidence is None else self.evidence()
+
+
+def refuse_stranger(path: str) -> None:
+    """Refuse a file that never was a database, and by which metis never was.
+
+    A wrong path would else have somebody's file set aside as a damaged database. What
+    was one has the lock files of `metis.store.opening` beside it, or what a kill has
+    left; and metis never makes one that does not begin as a database does.
+
+    Args:
+      path: the database. Nobody of metis has it open where those are missing.
+
+    Raises:
+      StoreIncompatible: it is such a file; it was left as it is.
+    """
+    if any(os.path.lexists(path + suffix) for suffix in (USERS, *_TRACES)):
+        return
+    try:
+        with open(path, "rb", buffering=0) as file:
+            begin = file.read(len(MAGIC))
+    except OSError:
+        return  # as a rule, there is none yet
+    if begin.strip(b"\0") and begin != MAGIC:  # a crash may leave nothing but zeros
+        raise StoreIncompatible(
+            f"{path!r} is no database, and nothing beside it tells that it ever was: "
+            "write another path, or move the file away"
+        )
 
 
 def is_at_rest(path: str, attendance: Attendance) -> bool:

@@ -53,12 +53,23 @@ CAUTIOUS_GROUPS = 1000
 the event loop's thread."""
 
 CHECKPOINT_PAGES = 4000
-"""Pages in the write-ahead log after which they are folded into the file: 16 MiB.
+"""Pages in the write-ahead log, 16 MiB, after which they are folded into the file, and
+again after as many more.
 
-It is done here, and not by SQLite inside of a commit, because it waits for the disk.
-Nearly all of that is two flushes, whatever their size: 14 ms for 1000 pages, which is
-SQLite's own default, 8 ms for 20 and 19 ms for 4000. So it is done rarely: a DEL by
-itself writes 11 pages, and of a hundred one would wait with the default."""
+It is done here, and not by SQLite inside of a commit, because it waits for the disk:
+14 ms for 1000 pages, which is SQLite's own default, 8 ms for 20 and 19 ms for 4000,
+nearly all of it for two flushes. Others write meanwhile. What they write is left for
+the next time, and so the log never begins anew as long as they do."""
+
+LONG_LOG_PAGES = 3 * CHECKPOINT_PAGES
+"""Pages in the log, 48 MiB, from which it is made to begin anew: as soon as it has been
+folded once more, no group is written until what has come meanwhile is folded as well.
+That takes 8 ms, of which not one call in a hundred knows: a DEL in a group of 32 writes
+three pages and by itself 11."""
+
+LONGEST_LOG_PAGES = 4 * CHECKPOINT_PAGES
+"""Pages in the log after which all of it is folded before anything else is written:
+whoever should have done so meanwhile has not come to it, or could not."""
 
 READERS = 2
 """Read-only connections: a long listing leaves one for everybody else."""
@@ -87,10 +98,16 @@ class Database:
     _read_limiter: anyio.CapacityLimiter = field(
         default_factory=lambda: anyio.CapacityLimiter(READERS)
     )
+    _fold_limiter: anyio.CapacityLimiter = field(
+        default_factory=lambda: anyio.CapacityLimiter(1)
+    )
+    _folder: apsw.Connection | None = None
     _flushes: bool = False
     _cautious_groups: int = 0
     _wal_pages: int = 0
-    _checkpoint_at: int = CHECKPOINT_PAGES
+    _fold_at: int = CHECKPOINT_PAGES
+    _checkpoint_at: int = LONGEST_LOG_PAGES
+    _is_long: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
         # In place of SQLite's own checkpoints, which any commit might have to do.
@@ -118,15 +135,14 @@ class Database:
         """
         answers = self.write_at_once(group)
         if answers is None and self._wal_pages >= self._checkpoint_at:
-            await anyio.to_thread.run_sync(
-                self._checkpoint, limiter=self._write_limiter
-            )
+            await anyio.to_thread.run_sync(self._checkpoint, limiter=self._fold_limiter)
             answers = self.write_at_once(group)
         if answers is None:
             self._cautious_groups = max(self._cautious_groups - 1, 0)
             answers = await anyio.to_thread.run_sync(
                 run_group, self._writer, self.clock, group, limiter=self._write_limiter
             )
+            self._look_at_log()
         return answers
 
     def write_at_once(self, group: Sequence[Work[object]]) -> list[object] | None:
@@ -148,13 +164,15 @@ class Database:
         start = time.monotonic()
         self._writer.set_busy_timeout(0)
         try:
-            return run_group(self._writer, self.clock, group)
+            answers = run_group(self._writer, self.clock, group)
         except StoreBusy:
             return None
         finally:
             self._writer.set_busy_timeout(connecting.BUSY_TIMEOUT_MS)
             if time.monotonic() - start > SLOW_GROUP_SECONDS:
                 self._cautious_groups = CAUTIOUS_GROUPS
+        self._look_at_log()
+        return answers
 
     async def read(self, work: Work[T]) -> T:
         """Run a request that writes nothing on one of the readers.
@@ -165,6 +183,18 @@ class Database:
         return await anyio.to_thread.run_sync(
             self._read, work, limiter=self._read_limiter
         )
+
+    async def keep_log_short(self) -> None:
+        """Fold the log into the file, while it is written to, whenever it is long.
+
+        To be run beside those who write, until it is cancelled.
+        """
+        while True:
+            await self._is_long.wait()
+            self._is_long = anyio.Event()
+            await anyio.to_thread.run_sync(self._fold, limiter=self._fold_limiter)
+            if self._wal_pages >= LONG_LOG_PAGES:
+                self._checkpoint_at = self._wal_pages  # little of it is left
 
     async def aclose(self) -> None:
         """Close every connection, the writer last: it folds the WAL back."""
@@ -192,12 +222,32 @@ class Database:
     ) -> int:
         """Take note of the log's length after a commit."""
         if pages < self._wal_pages:  # it has begun anew
-            self._checkpoint_at = CHECKPOINT_PAGES
+            self._fold_at = CHECKPOINT_PAGES
+            self._checkpoint_at = LONGEST_LOG_PAGES
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
+    def _look_at_log(self) -> None:
+        """Have the log folded when it is long."""
+        if self._wal_pages >= self._fold_at:
+            self._fold_at = self._wal_pages + CHECKPOINT_PAGES
+            self._is_long.set()
+
+    def _fold(self) -> None:
+        """Fold the log into the file, by a connection that writes nothing.
+
+        What cannot be folded now is so after the next pages, or by `_checkpoint`.
+        """
+        with contextlib.suppress(apsw.Error):
+            if self._folder is None:
+                if not self._is_in_place():
+                    return
+                self._folder = connecting.connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+            self._folder.pragma("user_version")  # who has read nothing knows no log
+            self._folder.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
     def _checkpoint(self) -> None:
-        """Fold the log into the file, as far as no reader needs it.
+        """Fold the log into the file, as far as no reader needs it; nobody writes.
 
         What fails is tried again when the log has grown by as much: until then
         everything is in the log, and no request is the worse for it.
@@ -211,8 +261,9 @@ class Database:
             from metis.store import missing
 
             missing.put_back(self._writer, self.path)
-        for connection in (*self._readers, self._writer):
-            connecting.close(connection)
+        for connection in (*self._readers, self._folder, self._writer):
+            if connection is not None:
+                connecting.close(connection)
         self._attendance.leave()
 
 
@@ -274,6 +325,7 @@ def connect(
     connecting.make_directory(path)
     path = os.path.realpath(path)  # one name, beside which all the others are
     patient = Patient(path, clock, cooldown_ms, evidence)
+    arrival.refuse_stranger(path)
     attendance = opening.enter(path, seconds=patience)
     try:
         healed, lost = _look(patient, attendance)

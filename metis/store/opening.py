@@ -21,6 +21,9 @@ import time
 
 from metis.errors import StoreBusy, StoreUnavailable
 
+OPENING, USERS = ".opening", ".users"
+"""Suffixes of the two files."""
+
 OPENING_SECONDS = 4.0
 """How long somebody else may take to open the database, in seconds. Opening takes
 milliseconds, a daemon's look at a large database 0.4 s, and healing one about two;
@@ -95,13 +98,13 @@ def enter(
     seconds = OPENING_SECONDS if seconds is None else seconds
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as undo:
-        opening = _open(f"{path}.opening")
+        opening = _open(path + OPENING)
         undo.callback(os.close, opening)
         if not _lock(opening, fcntl.LOCK_EX, deadline, path):
             raise StoreBusy(
                 f"another process has been opening database {path!r} for {seconds:g} s"
             )
-        users = _open(f"{path}.users")
+        users = _open(path + USERS)
         undo.callback(os.close, users)
         is_alone = _lock(users, fcntl.LOCK_EX, deadline if alone else 0.0, path)
         if alone and not (is_alone and _others_leave(path, deadline)):

@@ -26,7 +26,7 @@ from metis.errors import (
     StoreIncompatible,
     StoreUnavailable,
 )
-from metis.store import connecting, opening, schema, traces
+from metis.store import arrival, connecting, opening, schema, traces
 from metis.store.invariants import Findings, examine
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ def read_file(path: str, work: Callable[[apsw.Connection], T]) -> T:
     if not os.path.isfile(path):
         what = "is not a file" if os.path.exists(path) else "does not exist"
         raise StoreUnavailable(f"database {path!r} {what}: name one that is there")
+    arrival.refuse_stranger(os.path.realpath(path))
     try:
         for _ in range(_TRIES_AT_REST):
             before = _state(path)
@@ -111,7 +112,7 @@ def _name_to_read(path: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         name = os.path.realpath(path)
         # Else metis never had it open, or nobody was killed.
-        if os.path.exists(f"{name}.users") and os.path.exists(f"{name}-wal"):
+        if os.path.exists(name + opening.USERS) and os.path.exists(f"{name}-wal"):
             with contextlib.suppress(StoreError, OSError):  # it is read all the same
                 attendance = opening.enter(name)
                 stack.callback(attendance.leave)

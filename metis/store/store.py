@@ -437,7 +437,9 @@ async def run_store(
     store = Store(database, cooldown_ms=cooldown_ms, healings=healings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.run_writer)
+        nursery.start_soon(database.keep_log_short)
         try:
             yield store
         finally:
             store.close()
+            nursery.cancel_scope.cancel()  # the writer works on, as long as it has to

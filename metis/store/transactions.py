@@ -50,9 +50,10 @@ def run_group(
             answers = [_run_alone(connection, now_ms, group[0])]
         else:
             found = _run_without_savepoints(connection, now_ms, group)
-            answers = found or [
-                _run_in_savepoint(connection, now_ms, work) for work in group
-            ]
+            if found is None:
+                now_ms = clock.now_ms()  # others may have written in between
+                found = [_run_in_savepoint(connection, now_ms, work) for work in group]
+            answers = found
         if connection.in_transaction:
             connection.execute("COMMIT")
     except BaseException as error:

@@ -64,6 +64,9 @@ class DatabaseLike(Protocol):
     async def read(self, work: Work[T]) -> T:
         """Run a request that writes nothing."""
 
+    async def keep_log_short(self) -> None:
+        """Do what has to be done beside the requests, until cancelled."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:

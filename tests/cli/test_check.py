@@ -149,17 +149,35 @@ def test_a_newer_version_is_named_and_left_alone(tmp_path: Path) -> None:
 def test_what_is_damaged_is_named_by_check_and_healed_by_repair(tmp_path: Path) -> None:
     path = tmp_path / "metis.sqlite"
     path.write_bytes(b"\xff" * 8192)
+    (tmp_path / "metis.sqlite.users").touch()  # it was one
+    files = set(tmp_path.iterdir())
     done = run_metis("check", "--db-path", path)
     assert done.returncode == 1
     assert "file is not a database: `metis repair` heals it" in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["metis.sqlite"]
+    assert set(tmp_path.iterdir()) == files
     done = run_metis("repair", "--dry-run", "--db-path", path)
     assert "would be healed, once nobody else has the file open" in done.stdout
-    assert [one.name for one in tmp_path.iterdir()] == ["metis.sqlite"]
+    assert set(tmp_path.iterdir()) == files
     done = run_metis("repair", "--db-path", path)
     assert done.returncode == 0, done.stderr
     assert "file is not a database: healed" in done.stdout
     assert run_metis("check", "--db-path", path).returncode == 0
+
+
+def test_a_file_that_never_was_a_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    for command in (
+        ("check",),
+        ("repair",),
+        ("repair", "--dry-run"),
+        ("daemon", "--socket-path", tmp_path / "metis.sock"),
+    ):
+        done = run_metis(*command, "--db-path", path)
+        assert done.returncode != 0
+        assert f"'{path}' is no database, and nothing beside it tells" in done.stderr
+    assert path.read_text() == "root:x:0:0:root:/root:/bin/bash\n"
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith("passwd.")]
 
 
 def test_a_wrong_flag_is_a_matter_of_usage() -> None:

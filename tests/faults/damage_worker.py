@@ -50,7 +50,8 @@ async def live(store: Store, foldings: int) -> None:
         if foldings and number % (ROUNDS // (foldings + 1)) == 7:
             inner = store._database
             assert isinstance(inner, Database)
-            inner._checkpoint_at = 1  # before the next write
+            # Before the next write, and beside those after it.
+            inner._checkpoint_at = inner._fold_at = 1
 
 
 async def main(path: str, foldings: int) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 STORED_TIME = 0.001
@@ -55,6 +55,7 @@ class Call:
       addresses: what was given, given back or held; None when there was no answer, or
         one that leaves open what was done.
       end: when there was an answer; infinity for never.
+      error: what it was answered with in place of addresses, for people.
     """
 
     verb: str
@@ -62,6 +63,7 @@ class Call:
     begin: float
     end: float
     addresses: frozenset[str] | None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,18 @@ class _Search:
     def _settled(
         self, done: int, state: State, order: list[Event]
     ) -> tuple[int, State]:
-        """Take in what changes nothing, and leave out what can be no more."""
+        """Take in what only sees, and leave out what can be no more.
+
+        Not what gets the address for whoever has it: it may be needed later, when that
+        one has given it back.
+        """
         for place in self._open(done, state.now):
             event = self._events[place]
             if not event.certain:
                 if event.end < state.now:
                     done |= 1 << place
+                continue
+            if event.effect is Effect.GOT:
                 continue
             after = state.after(event, self._cooldown)
             if after == state:
@@ -237,7 +245,11 @@ def _culprits(events: Sequence[Event], cooldown: float) -> Sequence[Event]:
 
     def beginning(count: int) -> list[Event]:
         limit = events[count].begin if count < len(events) else math.inf
-        return [event for event in events[:count] if event.end <= limit]
+        return [
+            # Nobody knows whether what goes on has been already.
+            event if event.end <= limit else replace(event, certain=False)
+            for event in events[:count]
+        ]
 
     count = bisect.bisect(
         range(len(events)),

@@ -73,18 +73,20 @@ class Caller:
         verb = verb.removeprefix("cancelled ")
         self.tell(Call(verb, who, begin, math.inf, None))
         got: frozenset[str] | None = None
+        why = "given up"
         with trio.CancelScope() as scope:
             if cancelled:
                 scope.deadline = trio.current_time() + self.chance.random() / 300
             try:
                 got = await self.answer(verb, who)
-            except OwnerDeleted:
-                pass  # whatever it had got, the DEL took back
-            except MetisError:
-                self.tell(Call(verb, who, begin, NEVER, None))
+                why = ""
+            except OwnerDeleted as error:
+                why = repr(error)  # whatever it had got, the DEL took back
+            except MetisError as error:
+                self.tell(Call(verb, who, begin, NEVER, None, repr(error)))
                 return
         # One that was given up may have been carried out, but will not be any more.
-        self.tell(Call(verb, who, begin, now(), got))
+        self.tell(Call(verb, who, begin, now(), got, why))
 
     async def answer(self, verb: str, who: str) -> frozenset[str]:
         if verb == "ADD":
@@ -120,9 +122,13 @@ class Caller:
 
 @dataclass
 class History:
-    """Calls as they are told: a beginning, then perhaps an answer."""
+    """Calls as they are told: a beginning, then perhaps an answer.
+
+    `undone` are those that are known to have done nothing; they are for people.
+    """
 
     answered: list[Call] = field(default_factory=list)
+    undone: list[Call] = field(default_factory=list)
     open: dict[tuple[str, str, float], Call] = field(default_factory=dict)
 
     def note(self, call: Call) -> None:
@@ -131,8 +137,13 @@ class History:
             self.open[key] = call
             return
         self.open.pop(key, None)
-        if call.end != NEVER:
-            self.answered.append(call)
+        (self.undone if call.end == NEVER else self.answered).append(call)
+
+    def add(self, other: History) -> None:
+        """Take in what another process did."""
+        self.answered += other.answered
+        self.undone += other.undone
+        self.open |= other.open
 
     @property
     def calls(self) -> list[Call]:
@@ -141,12 +152,15 @@ class History:
 
 def line_of(call: Call, name: str) -> str:
     got = None if call.addresses is None else sorted(call.addresses)
-    return json.dumps([name, call.verb, call.owner, call.begin, call.end, got])
+    return json.dumps(
+        [name, call.verb, call.owner, call.begin, call.end, got, call.error]
+    )
 
 
 def call_of(line: str) -> Call:
-    _, verb, who, begin, end, got = json.loads(line)
-    return Call(verb, who, begin, end, None if got is None else frozenset(got))
+    _, verb, who, begin, end, got, error = json.loads(line)
+    addresses = None if got is None else frozenset(got)
+    return Call(verb, who, begin, end, addresses, error)
 
 
 async def main(path: str, name: str, seed: str, count: int) -> None:

@@ -234,9 +234,10 @@ def install(death: Death) -> None:
     death.around(healing, "heal", "before it is healed", "after it is healed")
     death.around(os, "link", "before a file is linked", "after a file is linked")
     death.around(os, "rename", "before a file is moved", "after a file is moved")
-    death.around(
-        database.Database, "_checkpoint", "before a checkpoint", "after a checkpoint"
-    )
+    for name in ("_fold", "_checkpoint"):
+        death.around(
+            database.Database, name, "before a checkpoint", "after a checkpoint"
+        )
     death.around(seeding, "extend", "before a seeding step", "after a seeding step")
     death.around(writer.Request, "finish", "before a request is told")
     death.around(spool, "keep", "before a DEL is kept", "after a DEL is kept")

@@ -161,10 +161,10 @@ class Desk:
         return True
 
     def checkpoint(self) -> None:
-        """Have the next write fold the log into the file first."""
+        """Have the next write fold the log into the file first, and another one."""
         inner = self.store._database
         assert isinstance(inner, database.Database)
-        inner._checkpoint_at = 1
+        inner._checkpoint_at = inner._fold_at = 1
 
     async def reads_go_on(self, *, wrote_nothing: bool = True) -> None:
         """What is held can be read; what failed has not been written at all."""

@@ -150,10 +150,10 @@ class Life:
             self.promises.check_held(who, held)
 
     async def checkpoint(self, store: Store) -> None:
-        """Have the next write fold the log into the file first."""
+        """Have the next write fold the log into the file first, and another one."""
         database_ = store._database
         assert isinstance(database_, database.Database)
-        database_._checkpoint_at = 1
+        database_._checkpoint_at = database_._fold_at = 1
 
 
 def injected(

@@ -19,6 +19,7 @@ from typing import Any
 import apsw
 import pytest
 import trio
+import trio.testing
 
 from metis.errors import (
     InvalidRequest,
@@ -573,29 +574,94 @@ async def test_what_has_to_wait_is_not_written_at_once(
     assert addresses(await db.write([work])) == ["10.0.0.3"]
 
 
-async def test_the_log_is_folded_into_the_file_in_a_worker_thread_and_stays_small(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "CHECKPOINT_PAGES", 20)
-    folded: list[int] = []
-    real = Database._checkpoint
+def foldings(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """In which threads a method folds the log, from now on."""
+    threads: list[int] = []
+    real = getattr(Database, name)
 
-    def checkpoint(self: Database) -> None:
-        folded.append(threading.get_ident())
+    def folding(self: Database) -> None:
+        threads.append(threading.get_ident())
         real(self)
 
-    monkeypatch.setattr(Database, "_checkpoint", checkpoint)
-    db._checkpoint_at = 20
-    for number in range(200):
-        await db.write([allocation(f"c{number}")])
-    assert folded
-    assert threading.get_ident() not in folded
-    # Without it, 200 transactions of some six pages each would be in the log.
+    monkeypatch.setattr(Database, name, folding)
+    return threads
+
+
+async def check_log_stayed_small(db: Database) -> None:
+    # Without folding, 200 transactions of some six pages each would be in the log.
     assert len(files(Path(db.path).parent)["metis.sqlite-wal"]) < 200 * 4096
     other = apsw.Connection(db.path)
     check_invariants(other)
     assert other.pragma("integrity_check") == "ok"
     other.close()
+
+
+async def test_the_log_is_folded_into_the_file_in_a_worker_thread_and_stays_small(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(database, "LONGEST_LOG_PAGES", 20)
+    folded = foldings(monkeypatch, "_checkpoint")
+    db._checkpoint_at = 20
+    for number in range(200):
+        await db.write([allocation(f"c{number}")])
+    assert folded
+    assert threading.get_ident() not in folded
+    await check_log_stayed_small(db)
+
+
+async def write_and_fold(db: Database, count: int) -> None:
+    """Write, and have the log folded in between; some six pages each time."""
+    release = functools.partial(sql.release, owner=owner("c1"), cooldown_ms=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(db.keep_log_short)
+        for _ in range(count):
+            await db.write([allocation("c1"), release])
+            await trio.testing.wait_all_tasks_blocked()
+            async with db._fold_limiter:  # it is folded by now
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_log_is_folded_beside_those_who_write(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CHECKPOINT_PAGES", 20)
+    db._fold_at = 20
+    beside, between = (foldings(monkeypatch, name) for name in ("_fold", "_checkpoint"))
+    await write_and_fold(db, 200)
+    assert len(beside) > 10
+    assert threading.get_ident() not in beside
+    assert not between
+    await check_log_stayed_small(db)
+
+
+async def test_a_log_that_does_not_begin_anew_is_folded_between_groups(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(database, "LONG_LOG_PAGES", 60)
+    db._fold_at = 20
+    beside, between = (foldings(monkeypatch, name) for name in ("_fold", "_checkpoint"))
+    reader = apsw.Connection(db.path)
+    reader.execute("BEGIN; SELECT * FROM cidr_blocks").fetchall()
+    await write_and_fold(db, 50)
+    assert len(beside) - 5 < len(between) < len(beside)
+    reader.close()
+    await write_and_fold(db, 20)
+    assert db._wal_pages < 60
+
+
+async def test_a_database_in_the_place_of_ours_is_not_opened_to_fold_its_log(
+    db: Database,
+) -> None:
+    os.rename(db.path, f"{db.path}.ours")
+    shutil.copy(f"{db.path}.ours", db.path)
+    db._fold()
+    assert db._folder is None
+    os.rename(f"{db.path}.ours", db.path)
+    db._fold()
+    assert db._folder is not None
 
 
 async def test_readers_cannot_write(db: Database) -> None:

@@ -197,7 +197,8 @@ def test_the_stored_time_is_that_of_this_boot_alone(path: Path) -> None:
     [
         (None, StoreUnavailable, "does not exist"),
         (b"", StoreDamaged, "it is empty"),
-        (b"no database at all, of some length" * 100, StoreDamaged, "not a database"),
+        (b"no database at all, of some length" * 100, StoreIncompatible, "no database"),
+        (bytes(4096), StoreDamaged, "not a database"),
     ],
 )
 def test_what_is_no_database_is_named(
