@@ -34,6 +34,7 @@ from benchmarks import (
     tables,
     turns,
 )
+from benchmarks.goals import GOALS
 from benchmarks.machine import in_words, machine
 from benchmarks.measures import markdown_table, median
 from benchmarks.one_cpu import one_cpu
@@ -130,6 +131,8 @@ def _complaint(args: argparse.Namespace) -> str:
         return "--write-docs tells what is recorded: give it alone, or with --record"
     if args.rounds is not None and args.rounds < 1:
         return f"--rounds is {args.rounds}: it must be 1 or more"
+    if args.json is not None and not args.json.parent.is_dir():
+        return f"--json {args.json}: {args.json.parent} is not a directory"
     if args.other_pid is not None and args.compare is None:
         return "--other-pid belongs to --compare SOCKET"
     if args.other_pid is not None and not Path(f"/proc/{args.other_pid}").exists():
@@ -190,6 +193,8 @@ def tell(series: Series, sections: Sequence[str]) -> None:
     wanted = {"machine", "goals", *sections}
     if "load" in sections:
         wanted |= {"load-ratios", "connections"}
+    if not any(goal.quantity.value(series) is not None for goal in GOALS):
+        wanted.discard("goals")
     for name, text in parts.items():
         if name in wanted:
             print(f"\n## {name}\n\n{text}")

@@ -17,16 +17,16 @@ from metis.clock import Clock
 from metis.cni import verbs
 from metis.cni.client import PassedOver
 from metis.cni.fields import is_encodable
-from metis.cni.invocation import Invocation
+from metis.cni.invocation import Invocation, exposed
 from metis.cni.origin import origin_of
 from metis.cni.protocol import version_text
 from metis.cni.relay import text
 from metis.cni.spec import Request
 from metis.rpc.channel import Channel
 
-MAX_STDIN_BYTES = 64 * 1024
-"""Largest configuration, in bytes; it is decoded while every other call waits. The
-relay sends no larger ones."""
+MAX_STDIN_BYTES = 16 * 1024
+"""Largest configuration, in bytes; it is decoded while every other call waits, which
+takes up to a tenth of a second where it is made for that. A usual one has 2 KiB."""
 
 
 class PluginService(PluginBase):
@@ -56,7 +56,7 @@ class PluginService(PluginBase):
         environ = _environment(message)
         if environ.get("CNI_COMMAND") == "VERSION":
             return RunResponse(stdout=version_text().encode())
-        call = Invocation(environ, message.program)
+        call = Invocation(environ, message.program, _exposed)
         stdout: list[str] = []
         try:
             request = self._prepare(call, message)
@@ -85,7 +85,8 @@ class PluginService(PluginBase):
         """
         if message.run is None:
             raise GRPCError(Status.INVALID_ARGUMENT, "run is missing")
-        call = Invocation(_environment(message.run), message.run.program)
+        environ = _environment(message.run)
+        call = Invocation(environ, message.run.program, _exposed)
         try:
             await verbs.undo(
                 self._prepare(call, message.run),
@@ -133,6 +134,19 @@ class PluginService(PluginBase):
         if verbs.has_kept_del(request):
             raise _not_here("a DEL of this container waits to be applied")
         return request
+
+
+def _exposed(key: str, path: str) -> str:
+    """Nothing: what is wrong about a path is told by the plugin itself.
+
+    It may run for somebody who cannot look where the daemon can.
+
+    Raises:
+      GRPCError: something is.
+    """
+    if exposed(key, path):
+        raise _not_here(f"{key} is {path!r}")
+    return ""
 
 
 def _not_here(why: str) -> GRPCError:

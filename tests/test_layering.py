@@ -23,7 +23,8 @@ LAYERS: dict[str, set[str]] = {
     "rpc.headers": set(),
     "rpc.http2": {"rpc.headers"},
     "rpc.events": {"rpc.headers"},
-    "rpc.shortcuts": {"rpc.events", "rpc.http2"},
+    "rpc.translation": {"rpc.events"},
+    "rpc.shortcuts": {"rpc.events", "rpc.http2", "rpc.translation"},
     "rpc.wire": set(),
     "rpc.codec": {"api", "rpc.wire"},
     "rpc.connection": {
@@ -201,6 +202,7 @@ LAYERS: dict[str, set[str]] = {
     "store.reading": {
         "clock",
         "errors",
+        "store.arrival",
         "store.connecting",
         "store.invariants",
         "store.opening",
@@ -337,6 +339,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cni.invocation": {
         "cni.environment",
+        "cni.fields",
         "cni.log",
         "cni.protocol",
         "cni.spec",

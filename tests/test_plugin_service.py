@@ -134,6 +134,20 @@ async def test_what_is_another_s_is_not_done_here(
     assert "by itself" in str(refused.message)
 
 
+@pytest.mark.parametrize("key", ["logFile", "dbPath", "daemonSocket"])
+async def test_where_links_lead_is_not_told_by_the_daemon(
+    place: Place, tmp_path: Path, key: str
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (tmp_path / "link").symlink_to(shared / "secret")
+    changes: Any = {key: str(tmp_path / "link")}
+    refused = await place.refusal(place.message("ADD", **changes))
+    assert refused.status is Status.FAILED_PRECONDITION
+    assert "secret" not in str(refused.message)
+
+
 async def test_an_owner_whose_del_was_kept_is_not_served_here(place: Place) -> None:
     spool.keep(place.db_path, Owner("default", "c1", "eth0"))
     refused = await place.refusal(place.message())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from metis.cli.options import SafePath, reported_errors
-from metis.cni.install import install, install_self_contained
+from metis.cni.install import install, install_self_contained, runtime_directory
 from metis.config import DEFAULT_SOCKET_PATH
 
 DEFAULT_CNI_DIR = "/host/opt/cni"
@@ -69,6 +71,12 @@ def command(
     with reported_errors():
         if not self_contained:
             click.echo(f"installed {install(cni_dir, socket_path=socket_path)}")
+            if runtime_directory(cni_dir) != os.path.abspath(cni_dir):
+                click.echo(
+                    f"It runs {sys.executable}, which the host has to have in that "
+                    "place, too; --self-contained brings it along.",
+                    err=True,
+                )
             return
         done = install_self_contained(
             cni_dir, socket_path=socket_path, runtime_dir=runtime_dir

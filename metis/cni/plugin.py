@@ -139,6 +139,10 @@ def run(
             call.record.addresses = trio.run(
                 perform, request, call.emitting(write), reach
             )
+    except ImportError as error:
+        from metis.cni.protocol import internal
+
+        call.fail(internal(error, relay.BROKEN))
     except BaseException as error:
         # The border of the process: whatever it is, the runtime gets an error
         # object. An interrupt ends the call as well, only with an answer.

@@ -108,6 +108,19 @@ class Request:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What a configuration alone says about the calls of one command.
+
+    Attributes:
+      request: that, without what the variables say.
+      asked: the addresses that it asks for, each with its place.
+    """
+
+    request: Request
+    asked: tuple[tuple[str, str], ...] = ()
+
+
 def decode_configuration(stdin: bytes) -> Configuration:
     """Decode the network configuration and check its name (section 1).
 
@@ -163,7 +176,7 @@ def answer_version(config: Configuration) -> str | None:
 def read_request(
     env: Environment, config: Configuration, *, program: str = "metis"
 ) -> Request:
-    """Check everything else about a call.
+    """Check everything else about a call: `read_configured`, then `complete`.
 
     Args:
       env: the variables of the call.
@@ -175,34 +188,54 @@ def read_request(
       CNIError: code 4 for an unknown command or CNI_ARGS, 6 and 1 for the
         version, 7 for anything else in the configuration.
     """
-    if env.command not in REQUIRED:
+    return complete(read_configured(env.command, config, program), env)
+
+
+def read_configured(command: str, config: Configuration, program: str) -> Configured:
+    """Check what does not depend on the container; see `read_request`.
+
+    Raises:
+      CNIError: as `read_request`, but for CNI_ARGS.
+    """
+    if command not in REQUIRED:
         raise CNIError(
             INVALID_ENVIRONMENT,
-            f"unknown CNI_COMMAND: {env.command}",
+            f"unknown CNI_COMMAND: {command}",
             f"it must be VERSION or one of {', '.join(REQUIRED)}",
         )
-    version = _checked_version(env.command, config)
+    version = _checked_version(command, config)
     request = Request(
-        env=env,
+        env=Environment(command=command),
         version=version,
         main=config.get("type") == program,
         network=configuration.network(configuration.ipam_section(config)),
         previous=(
-            configuration.previous_addresses(config) if env.command == "CHECK" else ()
+            configuration.previous_addresses(config) if command == "CHECK" else ()
         ),
-        attachments=valid_attachments(config) if env.command == "GC" else None,
+        attachments=valid_attachments(config) if command == "GC" else None,
         socket_path=configuration.socket_setting(
             config, "daemonSocket", DEFAULT_SOCKET_PATH
         ),
         db_path=configuration.path_setting(config, "dbPath", DEFAULT_DB_PATH),
-        release_cooldown=_release_cooldown(env.command, config),
+        release_cooldown=_release_cooldown(command, config),
     )
-    if env.command in FREEING:
-        return replace(request, pod=_args(env).pod)
-    return _giving(request, config)
+    return Configured(request) if command in FREEING else _giving(request, config)
 
 
-def _giving(request: Request, config: Configuration) -> Request:
+def complete(configured: Configured, env: Environment) -> Request:
+    """The request of a call, from its configuration and its variables.
+
+    Raises:
+      CNIError: code 4 for CNI_ARGS, 7 for an address that no set can give.
+    """
+    request, args = configured.request, _args(env)
+    wanted = request.wanted
+    if env.command == "ADD":
+        wanted = with_requests(wanted, configured.asked, args.requested)
+    return replace(request, env=env, wanted=wanted, pod=args.pod)
+
+
+def _giving(request: Request, config: Configuration) -> Configured:
     """The request, with what a command needs that gives or checks addresses."""
     ipam = configuration.ipam_section(config)
     runtime = fields.section(config, "runtimeConfig", "runtimeConfig")
@@ -210,6 +243,7 @@ def _giving(request: Request, config: Configuration) -> Request:
     dns = configured_dns(config)
     request = replace(
         request,
+        wanted=wanted,
         sticky=configuration.boolean_setting(config, "sticky"),
         routes=configuration.routes(ipam),
         # The caller of a delegate puts its own `dns` over the delegate's.
@@ -224,14 +258,8 @@ def _giving(request: Request, config: Configuration) -> Request:
         ),
     )
     if request.env.command != "ADD":
-        return replace(request, wanted=wanted, pod=_args(request.env).pod)
-    configured = configured_requests(config, runtime)
-    args = _args(request.env)
-    return replace(
-        request,
-        wanted=with_requests(wanted, configured, args.requested),
-        pod=args.pod,
-    )
+        return Configured(request)
+    return Configured(request, tuple(configured_requests(config, runtime)))
 
 
 def _release_cooldown(command: str, config: Configuration) -> float:

@@ -165,6 +165,16 @@ def pending(db_path: str, owner: Owner) -> Sequence[str]:
     ]
 
 
+def may_hold(db_path: str) -> bool:
+    """Whether there is a spool beside a database at all; as a rule, there is none.
+
+    Beside a file that is no link it has its name, whatever leads there. In doubt there
+    is one.
+    """
+    is_plain = not db_path.endswith(("/", ".")) and not os.path.islink(db_path)
+    return not is_plain or os.path.lexists(f"{db_path}{SUFFIX}")
+
+
 async def apply(db_path: str, engine: Engine, store: Store) -> int:
     """Carry out every DEL that was kept, and remove it.
 

@@ -91,9 +91,14 @@ def survey() -> Survey:
     """Find out what the plugin needs, and where it is.
 
     Raises:
-      InstallError: it cannot be imported.
+      InstallError: it cannot be imported, or is no directory of files.
       OSError: no process can be started.
     """
+    if not os.path.isdir(ROOT):
+        raise InstallError(
+            f"metis is in {ROOT}, which is no directory: a plugin runs from files, as "
+            "pip puts them into an environment"
+        )
     environ = {k: v for k, v in os.environ.items() if k not in _UNWANTED}
     try:
         done = subprocess.run(  # noqa: S603 - the running interpreter, and our text

@@ -314,7 +314,9 @@ def has_kept_del(request: Request) -> bool:
     """Whether an earlier DEL of the interface was only written down so far."""
     if request.env.command in ("GC", "STATUS"):
         return False  # they are about no interface, and their variables unchecked
-    return bool(spool.pending(request.db_path, _owner(request)))
+    return spool.may_hold(request.db_path) and bool(
+        spool.pending(request.db_path, _owner(request))
+    )
 
 
 def _keep(request: Request, error: Unreachable) -> None:

@@ -24,6 +24,7 @@ from benchmarks.__main__ import missing_yardstick, parsed
         (["--rounds", "x"], "invalid int value: 'x'"),
         (["--other-pid", "1"], "--other-pid belongs to --compare SOCKET"),
         (["--compare", "/nowhere"], "--compare /nowhere: it must be the Unix socket"),
+        (["--json", "/nowhere/x"], "--json /nowhere/x: /nowhere is not a directory"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
 )

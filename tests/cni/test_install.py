@@ -100,7 +100,8 @@ def test_the_socket_s_path_is_fixed(tmp_path: Path) -> None:
     [
         ("metis.sock", "'metis.sock': it must be an absolute path"),
         ("", "'': it must be an absolute path"),
-        ("/run/me\0tis", "must be an absolute path"),
+        ("/run/me\0tis", "must be an absolute path without control characters"),
+        ("/run/me\ntis", "must be an absolute path without control characters"),
         ("/" + "s" * 107, "has 108 bytes.*may have 107"),
     ],
 )

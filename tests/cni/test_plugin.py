@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_checks_come_in_the_order_of_the_skeleton(
     answer = process.call(variables, stdin)
     assert (answer["code"], process.status) == (code, 1)
     assert set(answer) <= {"cniVersion", "code", "msg", "details"}
+
+
+def test_a_module_that_is_gone_is_explained(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trio", None)
+    process = Process(reach(FakeIpam()))
+    told = process.call(environ(), config(logFile=str(log)))
+    assert (process.status, told["code"]) == (1, 999)
+    assert "trio" in told["msg"]
+    assert "`metis install`" in told["details"]
 
 
 @pytest.mark.parametrize(

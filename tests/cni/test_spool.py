@@ -420,3 +420,18 @@ async def test_what_a_killed_writer_left_is_removed_when_it_is_old(
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "metis.spool")
+
+
+def test_there_may_be_a_spool_where_one_is_or_where_that_cannot_be_told(
+    db_path: str, clock: ManualClock, tmp_path: Path
+) -> None:
+    assert not spool.may_hold(db_path)
+    link = tmp_path / "link"
+    link.symlink_to(db_path)
+    (tmp_path / "by").symlink_to(Path(db_path).parent)
+    by_link = str(tmp_path / "by" / Path(db_path).name)
+    assert not spool.may_hold(by_link)
+    spool.keep(db_path, OWNER, clock)
+    for path in (db_path, by_link, str(link), f"{db_path}/", f"{db_path}/."):
+        assert spool.may_hold(path)
+        assert spool.pending(path, OWNER)

@@ -57,6 +57,14 @@ def test_a_dependency_is_found_by_the_environment_that_has_it(
     assert list((tmp_path / "trio" / "__pycache__").glob("__init__.*.pyc"))
 
 
+def test_an_archive_is_no_place_to_run_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT", str(tmp_path / "metis.pyz"))
+    with pytest.raises(InstallError, match=r"metis\.pyz, which is no directory"):
+        survey()
+
+
 def test_packages_extensions_and_libraries_are_all_there(found: Survey) -> None:
     names = {os.path.basename(path) for path in found.packages}
     assert {"metis", "trio", "h2", "apsw", "typing_extensions.py"} <= names
