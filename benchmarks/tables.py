@@ -147,11 +147,19 @@ def connections_table(series: Series, servers: Sequence[str]) -> str:
                 server,
                 *_cells(series, (kept, anew)),
                 cell(Quantity(anew, kept).value(series)),
-                *_cells(series, [f"connections/{server}/anew/32/p99_ms"]),
+                *_cells(
+                    series,
+                    (
+                        f"connections/{server}/anew/32/{figure}"
+                        for figure in ("p99_ms", "server_cpu_us", "client_cpu_us")
+                    ),
+                ),
             ]
         )
+    head = ("server", "kept calls/s", "anew calls/s", "ratio", "anew p99 ms")
     return markdown_table(
-        ("server", "kept calls/s", "anew calls/s", "ratio", "anew p99 ms"), rows
+        (*head, "CPU us/call, server", "CPU us/call, client"),
+        rows,
     )
 
 
