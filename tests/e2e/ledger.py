@@ -99,5 +99,15 @@ def read(daemon: Daemon) -> Ledger:
     return Ledger(tuple(blocks), tuple(owned), tuple(cooling), tuple(reserved))
 
 
+def owners(daemon: Daemon) -> set[str]:
+    """The containers that hold an address; the daemon may be at work meanwhile.
+
+    Both tables are not of one moment then, so they need not add up.
+    """
+    rows = daemon.table("ip-addresses")
+    taken = {row["container_id"] for row in rows if row["is_allocated"] == TRUE}
+    return taken - {"", NULL}
+
+
 def _repeated(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [key for key, times in Counter(keys).items() if times > 1]

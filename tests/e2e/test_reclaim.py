@@ -70,10 +70,6 @@ def containerd(
         print(containerd.log_path.read_text())
 
 
-def owners(daemon: Daemon) -> set[str]:
-    return set(ledger.read(daemon).held_by)
-
-
 def verdicts(daemon: Daemon) -> dict[str, dict[str, str]]:
     """What a round would find now, by container."""
     rows = json.loads(metis(daemon, "reclaim", "--dry-run"))
@@ -158,8 +154,8 @@ def test_pods_that_vanished_are_freed_by_what_the_node_shows_and_live_ones_kept(
 
     # With containerd killed, the namespaces alone tell.
     lose(containerd, lost, netns)
-    until("the lost pod is freed", lambda: lost.sandbox_id not in owners(daemon))
-    assert owners(daemon) == stay
+    until("the lost pod is freed", lambda: lost.sandbox_id not in ledger.owners(daemon))
+    assert ledger.owners(daemon) == stay
     assert ledger.read(daemon).cooling_addresses == {addresses[lost]}
     (reason,) = history(daemon, lost.sandbox_id)
     assert reason.startswith("reclaimed: its network namespace")
@@ -169,9 +165,9 @@ def test_pods_that_vanished_are_freed_by_what_the_node_shows_and_live_ones_kept(
     ghost = add_ghost(plugin_directory, ipam)
     until("the ghost is past its grace", lambda: "no evidence" in _reason(daemon))
     assert "does not tell its containers" in _reason(daemon)
-    assert owners(daemon) == {*stay, GHOST}
+    assert ledger.owners(daemon) == {*stay, GHOST}
     containerd.start(image)
-    until("the ghost is freed", lambda: GHOST not in owners(daemon))
+    until("the ghost is freed", lambda: GHOST not in ledger.owners(daemon))
     assert history(daemon, GHOST) == ["reclaimed: the runtime has no such container"]
 
     found = verdicts(daemon)
