@@ -138,8 +138,15 @@ def test_an_installation_waits_for_another_and_says_so_when_it_never_ends(
 def test_the_lock_is_the_holder_s_alone(directory: Path) -> None:
     """Nothing that was started meanwhile keeps it."""
     with trees.locked(directory):
-        child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "echo; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            close_fds=False,
+        )
     try:
+        assert child.stdout is not None
+        child.stdout.readline()  # what it was not to inherit is closed by now
         with (directory / trees.LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
