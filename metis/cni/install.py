@@ -13,6 +13,7 @@ it takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -180,7 +181,7 @@ def _target(cni_dir: Path, socket_path: str) -> Path:
         )
     try:
         refuse_exposed_links("the socket's path", socket_path)
-        if not target.parent.is_dir():
+        with contextlib.suppress(FileExistsError):  # another installation's, as well
             target.parent.mkdir()
             target.parent.chmod(0o755)  # whatever the umask says
     except InvalidRequest as error:
