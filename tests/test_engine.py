@@ -829,6 +829,18 @@ async def deleted_meanwhile(d: Desk, who: Owner, *wanted: Wanted) -> None:
     await settle()
 
 
+def held_up(d: Desk, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """Let nothing be written until the gate that is returned is set."""
+    gate, write = trio.Event(), d.database.write
+
+    async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
+        await gate.wait()
+        return await write(group)
+
+    monkeypatch.setattr(d.database, "write", write_at_the_gate)
+    return gate
+
+
 async def test_a_call_that_was_busy_while_its_owner_was_deleted_leaves_nothing(
     autojump_clock: MockClock,
 ) -> None:
@@ -869,13 +881,7 @@ async def test_a_call_that_a_del_of_before_ended_leaves_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with desk() as d:
-        gate, write = trio.Event(), d.database.write
-
-        async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
-            await gate.wait()
-            return await write(group)
-
-        monkeypatch.setattr(d.database, "write", write_at_the_gate)
+        gate = held_up(d, monkeypatch)
         async with trio.open_nursery() as d.nursery:
             await deleted_meanwhile(d, owner("c1"), want("10.0.0.0/24"))
             kept_at = d.engine.now_ms() + 1
@@ -892,13 +898,7 @@ async def test_a_call_whose_del_was_given_up_leaves_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with desk() as d:
-        gate, write = trio.Event(), d.database.write
-
-        async def write_at_the_gate(group: Sequence[Work[object]]) -> list[object]:
-            await gate.wait()
-            return await write(group)
-
-        monkeypatch.setattr(d.database, "write", write_at_the_gate)
+        gate = held_up(d, monkeypatch)
         async with trio.open_nursery() as d.nursery:
             await deleted_meanwhile(d, owner("c1"), want("10.0.0.0/24"))
             with trio.move_on_after(1):

@@ -309,7 +309,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cni.result": {"cni.dns", "cni.messages", "cni.spec", "model"},
     "cni.resolver": {"cni.dns", "cni.protocol"},
-    "cni.log": {"config"},
+    "cni.log": {"cni.relay", "config"},
     "cni.client": {"cni.protocol", "errors", "rpc.channel", "rpc.transport"},
     "cni.origin": {"clock"},
     "cni.node": {

@@ -19,6 +19,7 @@ import stat
 import time
 from dataclasses import dataclass
 
+from metis.cni import relay
 from metis.config import DEFAULT_CNI_LOG_PATH
 
 MODE = 0o600
@@ -27,9 +28,8 @@ MODE = 0o600
 MAX_VALUE_LENGTH = 16_384
 """Longest value in a line, in characters: room for a traceback, and a bound."""
 
-MAX_LOG_BYTES = 10 * 1024 * 1024
-"""Size at which a log is rotated: some 60,000 calls. With the older generation
-that is 20 MiB, which a small /var or a tmpfs can spare."""
+MAX_LOG_BYTES = relay.MAX_LOG_BYTES
+"""Size at which a log is rotated; the relay appends to smaller ones by itself."""
 
 OVERFULL = 2
 """Times MAX_LOG_BYTES from which on lines are dropped, the bound whatever happens.

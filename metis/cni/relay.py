@@ -35,7 +35,8 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """Most bytes of an answer, frames and all: what gRPC messages may have."""
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
-"""Size at which `metis.cni.log` has more to do than to append."""
+"""Size at which a log is rotated, by `metis.cni.log`: some 60,000 calls. With the older
+generation that is 20 MiB, which a small /var or a tmpfs can spare."""
 
 FRAME_BYTES = 16_384
 """Largest frame that every peer takes (RFC 9113 section 6.5.2)."""

@@ -169,6 +169,21 @@ class _Attempt:
     error: TransportError | None = None
 
 
+def expiry(timeout: float | None, deadline: Deadline | None) -> float:
+    """When a call is over, in Trio's time; infinity for never.
+
+    Args:
+      timeout: seconds from now for the whole call.
+      deadline: the same as a point in time; the earlier one holds.
+    """
+    expires = math.inf
+    if timeout is not None:
+        expires = trio.current_time() + timeout
+    if deadline is not None:
+        expires = min(expires, trio.current_time() + deadline.time_remaining())
+    return expires
+
+
 class Channel(_Annotated):
     """A connection to one server that comes and goes as calls need it.
 
@@ -208,11 +223,7 @@ class Channel(_Annotated):
           deadline: the same as a point in time; the earlier one holds.
           metadata: headers to go with the request.
         """
-        expires = math.inf
-        if timeout is not None:
-            expires = trio.current_time() + timeout
-        if deadline is not None:
-            expires = min(expires, trio.current_time() + deadline.time_remaining())
+        expires = expiry(timeout, deadline)
         return ClientStream(
             self._open_call,
             name,

@@ -8,7 +8,6 @@ other channel: deadlines, statuses, cancellation.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection
 from types import TracebackType
 from typing import Any
@@ -19,7 +18,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 
-from metis.rpc.channel import Channel
+from metis.rpc.channel import Channel, expiry
 from metis.rpc.client_stream import MetadataLike
 
 log = logging.getLogger("metis.rpc")
@@ -53,11 +52,7 @@ class LocalChannel(Channel):
         metadata: MetadataLike | None = None,
     ) -> _LocalCall:
         """A unary call, to be entered with `async with`; see `Channel.request`."""
-        expires = math.inf
-        if timeout is not None:
-            expires = trio.current_time() + timeout
-        if deadline is not None:
-            expires = min(expires, trio.current_time() + deadline.time_remaining())
+        expires = expiry(timeout, deadline)
         return _LocalCall(name, self._methods.get(name), expires)
 
 
